@@ -1,0 +1,1 @@
+"""Problem sets, prompts and selection."""

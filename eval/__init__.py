@@ -1,0 +1,1 @@
+"""Metrics, intervals, benchmarks and the report."""

@@ -1,0 +1,1 @@
+"""Prefect flows, the service, and the command line: the only room that imports Prefect."""

@@ -1,0 +1,1 @@
+"""The learning and sampling engines behind pipeline.protocols."""

@@ -1,0 +1,180 @@
+"""A run on disk: the only place that builds a file name, takes the run's lock, and says what is complete.
+
+A stage is complete when ``stages/<key>/result.json`` exists; it is written last. A child run (``--resume-from``) reads
+the stages before its resume point from its parent by reference.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from pipeline.config import Recipe
+from pipeline.types import StageResult
+
+RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+@dataclass(frozen=True)
+class RunPaths:
+    """Names of everything in ``root/<run_id>/``."""
+
+    root: Path
+    run_id: str
+
+    def __post_init__(self) -> None:
+        if not RUN_ID.fullmatch(self.run_id):
+            raise ValueError(
+                f"run id {self.run_id!r}: expected letters, digits, '.', '_' and '-' (at most 100, not starting with a "
+                f"sign), for example embedded-1"
+            )
+
+    @property
+    def directory(self) -> Path:
+        return self.root / self.run_id
+
+    @property
+    def recipe_file(self) -> Path:
+        return self.directory / "recipe.json"
+
+    @property
+    def lock_file(self) -> Path:
+        return self.directory / ".lock"
+
+    @property
+    def log_file(self) -> Path:
+        return self.directory / "run.log"
+
+    def stage(self, key: str) -> Path:
+        return self.directory / "stages" / key
+
+    def result_file(self, key: str) -> Path:
+        return self.stage(key) / "result.json"
+
+    def checkpoint(self, name: str) -> Path:
+        return self.directory / "checkpoints" / name
+
+    def table(self, table: str) -> Path:
+        return self.directory / "tables" / table
+
+    def table_part(self, table: str, key: str, part: int = 0) -> Path:
+        """One Parquet file of a stage; the same (table, key, part) is the same name in every attempt."""
+        return self.table(table) / f"{key}--{part:05d}.parquet"
+
+    def report(self, name: str) -> Path:
+        return self.directory / "reports" / f"{name}.html"
+
+    # -- lineage ------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def header(self) -> dict[str, Any]:
+        """``recipe.json``: recipe, digest, versions, and for a child run its parent and resume_from."""
+        return json.loads(self.recipe_file.read_text(encoding="utf-8"))
+
+    @property
+    def parent(self) -> RunPaths | None:
+        name = self.header.get("parent")
+        return RunPaths(self.root, name) if name else None
+
+    def owner(self, key: str) -> RunPaths | None:
+        """The run in this run's lineage that completed this stage, or None."""
+        if self.result_file(key).is_file():
+            return self
+        inherited = self.header.get("inherited", ()) if self.recipe_file.is_file() else ()
+        return self.parent.owner(key) if self.parent and key in inherited else None
+
+    def find_checkpoint(self, name: str) -> Path:
+        """The checkpoint's folder here or in an ancestor; FileNotFoundError names the runs that were searched."""
+        run: RunPaths | None = self
+        searched = []
+        while run is not None:
+            if run.checkpoint(name).is_dir():
+                return run.checkpoint(name)
+            searched.append(run.run_id)
+            run = run.parent
+        raise FileNotFoundError(f"checkpoint {name!r} is in none of the runs {', '.join(searched)}")
+
+
+def write_atomic(path: Path, text: str) -> None:
+    """Write a file so that a reader or a crash sees the whole of it or none of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    with partial.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(partial, path)
+
+
+def read_result(paths: RunPaths, key: str) -> StageResult | None:
+    """The result of a complete stage (here or inherited), or None when it has to run."""
+    owner = paths.owner(key)
+    if owner is None:
+        return None
+    return StageResult(**json.loads(owner.result_file(key).read_text(encoding="utf-8")))
+
+
+def write_result(paths: RunPaths, result: StageResult) -> None:
+    """Mark a stage complete. Everything it names must already be on disk."""
+    write_atomic(paths.result_file(result.key), json.dumps(asdict(result), indent=1, sort_keys=True, allow_nan=False))
+
+
+@contextmanager
+def locked(paths: RunPaths) -> Iterator[None]:
+    """Hold the run's kernel lock; BlockingIOError names the holder. A dead holder does not block: the kernel lets go."""
+    paths.directory.mkdir(parents=True, exist_ok=True)
+    with paths.lock_file.open("a+", encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            holder = file.read().strip() or "another process"
+            raise BlockingIOError(
+                f"run {paths.run_id!r} is being worked on by {holder}: wait for it, stop it, or choose another --run-id"
+            ) from None
+        file.truncate(0)
+        file.write(f"pid {os.getpid()} on {socket.gethostname()}\n")
+        file.flush()
+        yield
+
+
+def stage_keys(recipe: Recipe) -> list[str]:
+    """Every stage key of the recipe's run, in the order of work."""
+    keys = ["select", "sft", "evaluate/warm-start"]
+    if recipe.rewards.weights.get("reward_model"):
+        keys.append("reward_model")
+    for round_ in range(1, recipe.grpo.rounds + 1):
+        for step in range(1, recipe.grpo.steps + 1):
+            keys += [f"{step_key(round_, step)}/{stage}" for stage in ("rollout", "reward", "update")]
+        keys += [f"round-{round_:02d}/refresh", f"evaluate/round-{round_:02d}"]
+    return [*keys, "reject", "regenerate", "evaluate/final"]
+
+
+def step_key(round_: int, step: int) -> str:
+    """``round-01/step-0003``."""
+    return f"round-{round_:02d}/step-{step:04d}"
+
+
+@dataclass(frozen=True)
+class StageContext:
+    """What every stage is given: the recipe, the run's paths, its own key, and where to tell its progress."""
+
+    recipe: Recipe
+    paths: RunPaths
+    key: str
+    progress: Any = None
+
+    def seed(self, *parts: str | int) -> int:
+        """A seed of this run and stage."""
+        from pipeline.seeds import derive_seed
+
+        return derive_seed(self.recipe.seed, self.key, *parts)

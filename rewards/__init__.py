@@ -1,0 +1,1 @@
+"""Rewards: verification, reward functions, code tests, reward models, scoring."""

@@ -1,0 +1,1 @@
+"""One file a stage; plain functions that read and write the run directory."""
