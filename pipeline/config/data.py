@@ -33,6 +33,8 @@ class EmbeddedData(Section):
     """Problems generated for evaluation; they share no problem and no operands with training."""
     careful_share: float = Field(default=0.3, ge=0.0, le=1.0)
     """Share of warm-start solutions worked out column by column; the rest state each sum at once."""
+    levels: int = Field(default=5, ge=1, le=5)
+    """Highest level generated: 1 has numbers below 50, 2 below 100, 3 below 200, 4 below 500, 5 below 1000."""
 
 
 class DataConfig(Section):
