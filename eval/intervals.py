@@ -97,3 +97,28 @@ def _checked(values: Sequence[float] | np.ndarray) -> np.ndarray:
     if not np.isfinite(array).all():
         raise ValueError("an interval needs finite values; leave unscored problems out before")
     return array
+
+
+def bootstrap_table(
+    values: np.ndarray, *, resamples: int, seed: int, confidence: float = CONFIDENCE
+) -> tuple[np.ndarray, np.ndarray]:
+    """(low [M], high [M]) of the mean of each column of ``values`` [P, M]; NaN is a problem without that metric.
+
+    All columns see the same resampled problems, so that metrics of one evaluation move together.
+    """
+    size = len(values)
+    present = np.isfinite(values)
+    stacked = np.concatenate([np.where(present, values, 0.0), present], axis=1)  # [P, 2M]
+    rng = np.random.default_rng(seed)
+    block = max(1, 2_000_000 // size)
+    sums = []
+    for start in range(0, resamples, block):
+        rows = min(block, resamples - start)
+        drawn = rng.integers(size, size=(rows, size)) + np.arange(rows)[:, None] * size
+        counts = np.bincount(drawn.ravel(), minlength=rows * size).reshape(rows, size)
+        sums.append(counts.astype(np.float64) @ stacked)
+    total, weight = np.split(np.concatenate(sums), 2, axis=1)
+    with np.errstate(invalid="ignore"):
+        means = total / weight  # [resamples, M]; a resample that holds no problem with this metric is NaN
+    low, high = np.nanquantile(means, [0.5 - confidence / 2, 0.5 + confidence / 2], axis=0)
+    return low, high

@@ -15,7 +15,10 @@ class EvaluateConfig(Section):
     samples: int = Field(default=8, ge=1)
     """n: completions a problem; every k asked for must be at most n."""
     ks: tuple[int, ...] = (1, 8)
-    """The k of pass@k and maj@k."""
+    """The k of pass@k and maj@k in the tables, by level, subject and source too."""
+    curves: bool = True
+    """Also pass@k and maj@k of all problems at every k from 1 to n (at most 64 of them, evenly spread in log k): the
+    curves of the report."""
     temperature: float = Field(default=1.0, gt=0.0)
     """Of the samples (the paper's Figure 7: 0.7)."""
     top_p: float = Field(default=1.0, gt=0.0, le=1.0)
@@ -26,3 +29,5 @@ class EvaluateConfig(Section):
     """Decode each problem greedily too."""
     resamples: int = Field(default=1000, ge=100)
     """Bootstrap resamples of problems behind an interval."""
+    allow_overlap: bool = False
+    """Go on when evaluation problems also stand in the training set: they are counted and reported. Off: refuse."""
