@@ -30,24 +30,43 @@ class ObjectiveConfig(Section):
     algorithm: Literal["grpo", "rft", "online_rft", "dpo", "sft"] = "grpo"
     """Row of the unified paradigm (arXiv 2402.03300, Table 10)."""
     ratio: Literal["token", "sequence"] = "token"
-    """Importance ratio a token (GRPO) or a sequence (GSPO)."""
+    """Importance ratio a token (GRPO) or a sequence (GSPO, arXiv 2507.18071: exp of the mean log ratio)."""
+    surrogate: Literal["clip", "cispo"] = "clip"
+    """"clip" takes the smaller of the plain and the clipped term; "cispo" (arXiv 2506.13585) weighs logprobs with the
+    ratio, capped at 1 + clip_high and without gradient, so that no token loses its gradient."""
     clip_low: float = Field(default=0.2, gt=0.0)
     """Ratios below 1 - clip_low get no further push down."""
     clip_high: float = Field(default=0.2, gt=0.0)
     """Ratios above 1 + clip_high get no further push up (DAPO's clip-higher: 0.28)."""
+    delta: float | None = Field(default=None, gt=1.0)
+    """Second bound: ratios count as at most this where the advantage is negative (INTELLECT-2); None is off."""
     aggregation: Literal["sequence_mean", "token_mean", "constant"] = "sequence_mean"
     """Mean over a sequence's tokens then over sequences (the paper), over all tokens of the step (DAPO), or over
     sequences of the sum divided by the configured maximum length (Dr. GRPO)."""
     kl_coefficient: float = Field(default=0.04, ge=0.0)
     """Weight of KL(policy || reference) in the loss; 0 loads no reference."""
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
-    """The paper's is k3 (eq. 4)."""
+    """The paper's is k3 (eq. 4): e^d - d - 1 with d = ref - logprob; k1 is -d; k2 is d^2 / 2."""
+    kl_weighted: bool = False
+    """Multiply the KL estimate by the importance ratio, which keeps it right off-policy (TRL's default)."""
+    mismatch: Literal["none", "token_truncate", "token_mask", "sequence_mask"] = "none"
+    """Correction for a sampler whose logprobs differ from the learner's, by w = exp(old - sampling): weigh tokens with
+    min(w, mismatch_max) (TIS), with w inside [mismatch_min, mismatch_max] and 0 outside, or drop whole completions
+    whose w, of the mean log difference, is outside."""
+    mismatch_max: float = Field(default=2.0, gt=1.0)
+    """Upper bound of the mismatch weight."""
+    mismatch_min: float = Field(default=0.0, ge=0.0, lt=1.0)
+    """Lower bound of the mismatch weight in the two masking forms."""
     temperature: float = Field(default=1.0, gt=0.0)
     """Filled in from ``sampler.temperature``: the learner's logits are divided by it too."""
     max_tokens: int = Field(default=128, ge=1)
     """Filled in from ``sampler.max_tokens``: the divisor of ``aggregation = "constant"``."""
     mask_truncated: bool = False
     """Leave completions that ended by length out of numerator and count alike."""
+    dpo_beta: float = Field(default=0.1, gt=0.0)
+    """DPO: how sharply a pair is told apart; larger stays closer to the reference."""
+    dpo_length_average: bool = True
+    """DPO: logprobs averaged over a completion (arXiv 2402.03300, eq. 12), or summed (arXiv 2305.18290)."""
 
 
 class AdvantageConfig(Section):
