@@ -155,7 +155,7 @@ def _at_once(s: Sum) -> str:
 
 
 def _columns(s: Sum) -> str:
-    """``345 + 278: 5 + 8 = 13, 4 + 7 + 1 = 12, 3 + 2 + 1 = 6. So 623.``; a difference borrows ten: ``12 - 8 - 1 = 3``."""
+    """``345 + 278: 5 + 8 = 13, 4 + 7 + 1 = 12, 3 + 2 + 1 = 6. So 623.``; differences borrow: ``12 - 8 - 1 = 3``."""
     left, sign, right = s
     width = max(len(str(left)), len(str(right)))
     columns = []

@@ -93,15 +93,26 @@ class RunPaths:
         return self.parent.owner(key) if self.parent and key in inherited else None
 
     def find_checkpoint(self, name: str) -> Path:
-        """The checkpoint's folder here or in an ancestor; FileNotFoundError names the runs that were searched."""
-        run: RunPaths | None = self
-        searched = []
-        while run is not None:
-            if run.checkpoint(name).is_dir():
-                return run.checkpoint(name)
-            searched.append(run.run_id)
-            run = run.parent
-        raise FileNotFoundError(f"checkpoint {name!r} is in none of the runs {', '.join(searched)}")
+        """The checkpoint's folder here, or in the ancestor whose stage that made it is inherited."""
+        if self.checkpoint(name).is_dir():
+            return self.checkpoint(name)
+        if self.recipe_file.is_file() and self.parent and checkpoint_maker(name) in self.header.get("inherited", ()):
+            return self.parent.find_checkpoint(name)
+        raise FileNotFoundError(
+            f"run {self.run_id}: checkpoint {name!r} is missing; stage {checkpoint_maker(name)} makes it"
+        )
+
+
+def checkpoint_maker(name: str) -> str:
+    """The stage that writes a checkpoint: ``round-01-step-0010`` is ``round-01/step-0010/update``'s."""
+    fixed = {"base": "select", "warm-start": "sft", "reward-model-00": "reward_model", "final": "regenerate"}
+    if name in fixed:
+        return fixed[name]
+    if match := re.fullmatch(r"(round-\d+)-(step-\d+)", name):
+        return f"{match[1]}/{match[2]}/update"
+    if match := re.fullmatch(r"(?:reward-model|round)-(\d+)", name):
+        return f"round-{match[1]}/refresh"
+    raise ValueError(f"checkpoint name {name!r}: no stage writes a checkpoint of that name")
 
 
 def write_atomic(path: Path, text: str) -> None:
@@ -149,9 +160,10 @@ def locked(paths: RunPaths) -> Iterator[None]:
 
 def stage_keys(recipe: Recipe) -> list[str]:
     """Every stage key of the recipe's run, in the order of work."""
-    keys = ["select", "sft", "evaluate/warm-start"]
+    keys = ["select", "sft"]
     if recipe.rewards.weights.get("reward_model"):
         keys.append("reward_model")
+    keys.append("evaluate/warm-start")
     for round_ in range(1, recipe.grpo.rounds + 1):
         for step in range(1, recipe.grpo.steps + 1):
             keys += [f"{step_key(round_, step)}/{stage}" for stage in ("rollout", "reward", "update")]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import PurePath
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from pipeline.config.section import Section
 
@@ -13,15 +14,34 @@ class SourceConfig(Section):
     """One problem set."""
 
     name: str = "embedded"
-    """"embedded" (the generator), "gsm8k", "math", "math500", "svamp", "mgsm", a Hub data set, or "file"."""
+    """"embedded" (the generator), "gsm8k", "math", "math500", "svamp", "mgsm", "reasoning_gym", a Hub data set, or "file"."""
     path: str | None = None
-    """For a local set: a file, folder or glob of JSONL, JSON, CSV or Parquet."""
+    """For a local copy: a file, folder or glob of JSONL, JSON, CSV or Parquet; with gsm8k, math, … the Hub's columns."""
     split: str = "train"
     """Split of a Hub set."""
+    config: str | None = None
+    """Configuration of a Hub set (a language of mgsm, a subject of math); None takes the set's usual one."""
+    revision: str | None = None
+    """Hub revision (a commit, a tag or a branch)."""
+    streaming: bool = False
+    """Read a Hub set row by row instead of downloading it first; for sets larger than the disk."""
     columns: dict[str, str] = Field(default_factory=dict)
-    """Column mapping, ours to theirs: problem, answer, solution, level, subject."""
+    """Column mapping, ours to theirs: problem, answer, solution, level, subject, id."""
+    tasks: tuple[str, ...] = ()
+    """Tasks of reasoning_gym, each giving ``limit`` problems shared evenly."""
     limit: int | None = Field(default=None, ge=1)
     """Take at most this many problems (the first ones, in the set's order)."""
+    cap: int | None = Field(default=None, ge=1)
+    """Keep at most this many problems after selection, chosen by seed; the rest is set aside and counted."""
+    weight: float = Field(default=1.0, gt=0.0)
+    """How often a problem of this source is drawn, relative to a problem of a source of weight 1."""
+
+    @property
+    def label(self) -> str:
+        """The name that problems of this source carry: the set's name, or the stem of a local file."""
+        if self.name == "file" and self.path:
+            return PurePath(self.path).stem
+        return f"{self.name}/{self.config}" if self.config else self.name
 
 
 class EmbeddedData(Section):
@@ -37,6 +57,26 @@ class EmbeddedData(Section):
     """Highest level generated: 1 has numbers below 50, 2 below 100, 3 below 200, 4 below 500, 5 below 1000."""
 
 
+class CurriculumConfig(Section):
+    """Which problems the steps draw, given the pass rates of earlier rollouts."""
+
+    window: tuple[float, float] = (0.0, 1.0)
+    """Pass rates from the first to the second are drawn fully; others only as ``revisit`` says."""
+    revisit: float = Field(default=0.1, ge=0.0, le=1.0)
+    """Share of the epochs in which a problem outside the window comes back; 0 drops it."""
+    prefer: Literal["any", "mixed"] = "any"
+    """"mixed" draws problems of pass rate p in proportion to 4 p (1 - p), "any" all alike."""
+    refill_budget: float = Field(default=1.0, ge=1.0)
+    """Dynamic sampling (DAPO): draw further problems until a step has enough groups with mixed rewards, at most this
+    many times ``grpo.problems_per_step``; 1 is off."""
+
+    @model_validator(mode="after")
+    def _check(self) -> CurriculumConfig:
+        if not 0.0 <= self.window[0] <= self.window[1] <= 1.0:
+            raise ValueError(f"data.curriculum.window is {list(self.window)}: expected two pass rates, 0 <= low <= high <= 1")
+        return self
+
+
 class DataConfig(Section):
     """Data selection."""
 
@@ -46,11 +86,39 @@ class DataConfig(Section):
     """Held-out problem sets for evaluation; empty: the held-out split of the sources."""
     embedded: EmbeddedData = EmbeddedData()
     """The generator's sizes; read only when a source is "embedded"."""
+    heldout_share: float = Field(default=0.05, ge=0.0, lt=1.0)
+    """Without benchmarks: share of each set held out by a hash of the text (a set with its own held-out split keeps it)."""
     template: str = "boxed"
     """How a problem is put to the model: "boxed", "gsm8k_fewshot", "r1_think", "plain", or a Jinja file."""
+    chat: Literal["auto", "model", "none"] = "auto"
+    """"model" sends the text through the model's chat template, "none" as it is; "auto" is "none" for gsm8k_fewshot and
+    r1_think, which are written for base models, and "model" for the others."""
     answer_format: Literal["boxed", "tags"] = "boxed"
     """Where the final answer stands: in ``\\boxed{}`` or in <answer> tags."""
     system_prompt: str | None = None
     """System message of the model's chat template."""
+    thinking: bool | None = None
+    """Thinking switch of chat templates that have one (enable_thinking); None leaves the template's default."""
     max_prompt_tokens: int = Field(default=128, ge=1)
     """Longer prompts are set aside and counted, never cut."""
+    max_gold_rejects: float = Field(default=0.1, ge=0.0, le=1.0)
+    """Stop when more than this share of a source has a gold that is empty or that the verifier cannot read."""
+
+    curriculum: CurriculumConfig = CurriculumConfig()
+    """Which of the selected problems the steps draw."""
+
+    def named_sources(self) -> list[tuple[str, SourceConfig]]:
+        """(name that its problems carry, source) of the training sources."""
+        return [(source.label, source) for source in self.sources]
+
+    @model_validator(mode="after")
+    def _check(self) -> DataConfig:
+        wanted = {"boxed": "boxed", "r1_think": "tags"}.get(self.template)
+        if wanted and self.answer_format != wanted:
+            raise ValueError(
+                f"data.template {self.template!r} asks for the answer as {wanted!r} but data.answer_format is "
+                f"{self.answer_format!r}: set data.answer_format={wanted!r}, or another template"
+            )
+        if self.chat == "none" and (self.system_prompt is not None or self.thinking is not None):
+            raise ValueError("data.system_prompt and data.thinking need the chat template: data.chat must not be 'none'")
+        return self

@@ -26,7 +26,7 @@ class SamplerConfig(Section):
     """Longest completion, in tokens; longer ones are truncated and say so."""
     stop: tuple[str, ...] = ()
     """Strings that end a completion."""
-    cache_tokens: int = Field(default=32768, ge=64)
+    cache_tokens: int = Field(default=65536, ge=64)
     """Token slots of the transformers sampler's key/value cache: bounds how many completions run side by side."""
     sync_tolerance: float = Field(default=1e-3, gt=0.0)
     """Largest |sampler - learner| logprob of the probe prompt after a weight sync, in nats; above it the run stops."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
 import hashlib
 import json
@@ -20,6 +21,10 @@ from pipeline.config.model import ModelConfig
 from pipeline.config.rewards import RewardConfig, RewardModelConfig
 from pipeline.config.section import Section
 from pipeline.config.training import GRPOConfig, RegenerateConfig, RejectConfig, SFTConfig
+
+
+FILLED_IN = ("grpo.objective.temperature", "grpo.objective.max_tokens")
+"""Fields that take the sampler's value, so that sampler and learner can never disagree."""
 
 
 class Recipe(Section):
@@ -61,7 +66,7 @@ class Recipe(Section):
     @model_validator(mode="before")
     @classmethod
     def _fill_objective(cls, data: Any) -> Any:
-        """Sampler and learner share one temperature and one maximum length: the objective takes the sampler's."""
+        """Sampler and learner share one temperature and one maximum length: the objective always takes the sampler's."""
         if not isinstance(data, Mapping):
             return data
         sampler = data.get("sampler", {})
@@ -72,12 +77,11 @@ class Recipe(Section):
         for field in ("temperature", "max_tokens"):
             default = SamplerConfig.model_fields[field].default
             value = sampler.get(field, default)
-            if field in objective and objective[field] != value:
+            if objective.setdefault(field, value) != value:
                 raise ValueError(
                     f"grpo.objective.{field} is {objective[field]} but sampler.{field} is {value}: "
                     f"remove grpo.objective.{field}, it is filled in from sampler.{field}"
                 )
-            objective[field] = value
         return {**data, "grpo": {**grpo, "objective": objective}}
 
     @model_validator(mode="after")
@@ -123,10 +127,15 @@ def load_recipe(recipe: str = "embedded", overrides: Iterable[str] = ()) -> Reci
     A file may begin with ``base = "NAME"`` and then states only what differs from that recipe. Raises ValueError with
     one line that names the field, what it was, what was expected and the way out.
     """
-    data = _read(recipe)
+    return validate_recipe(apply_overrides(_read(recipe), overrides), recipe)
+
+
+def apply_overrides(data: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
+    """A copy of plain recipe data with ``key=value`` changes; values are TOML, a bare word is a string."""
+    changed = copy.deepcopy(dict(data))
     for override in overrides:
-        _override(data, override)
-    return validate_recipe(data, recipe)
+        _override(changed, override)
+    return changed
 
 
 def validate_recipe(data: Mapping[str, Any], origin: str) -> Recipe:
@@ -179,6 +188,8 @@ def _override(data: dict[str, Any], override: str) -> None:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         value = text.strip()  # a bare word is a string: --set model.name=Qwen/Qwen2.5-0.5B
+    if key.strip() in FILLED_IN:
+        raise ValueError(f"--set {override!r}: {key.strip()} is filled in from sampler.{key.strip().split('.')[-1]}; set that")
     *parents, last = key.strip().split(".")
     table: Any = data
     for parent in parents:

@@ -1,0 +1,48 @@
+"""Normalised text and ids: what makes two problems the same problem."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+from pipeline.seeds import content_id
+
+_SPACE = re.compile(r"\s+")
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+
+
+def clean_text(text: str) -> str:
+    """The text without control characters (NUL bytes break terminals and C strings) and without outer blanks."""
+    return _CONTROL.sub("", text).strip()
+
+
+def normalise_problem(text: str) -> str:
+    """NFKC, blanks collapsed. Case, signs and punctuation stay: they can change what a problem asks."""
+    return _SPACE.sub(" ", unicodedata.normalize("NFKC", text)).strip()
+
+
+def problem_id(text: str) -> str:
+    """24 hexadecimal digits of the normalised text: the same problem has the same id in every run and every set."""
+    return content_id("problem", normalise_problem(text))
+
+
+def last_boxed(text: str) -> str | None:
+    r"""Content of the last ``\boxed{…}`` or ``\boxed x``, braces balanced; None when there is none or it is unclosed.
+
+    ``last_boxed(r"so \boxed{\frac{1}{2}}")`` is ``\frac{1}{2}``; an empty box is the empty string.
+    """
+    start = max(text.rfind(r"\boxed"), text.rfind(r"\fbox"))
+    if start < 0:
+        return None
+    rest = text[start:].removeprefix(r"\boxed").removeprefix(r"\fbox").lstrip()
+    if not rest.startswith("{"):
+        match = re.match(r"\\[A-Za-z]+|[^\s$.,;]", rest)
+        return match.group() if match else None
+    depth = 0
+    for position, character in enumerate(rest):
+        escaped = position > 0 and rest[position - 1] == "\\"
+        if character in "{}" and not escaped:
+            depth += 1 if character == "{" else -1
+            if depth == 0:
+                return rest[1:position].strip()
+    return None

@@ -1,0 +1,200 @@
+"""The engines of a run: opened when first needed, kept for the whole run, and where the policy stands.
+
+The policy's position is the number of updates behind it, counted over all rounds. ``policy_after(n)`` brings the learner
+there from wherever it is: nothing to do, or the newest intact checkpoint plus a replay of recorded updates.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from pipeline.backends import open_learner, open_sampler
+from pipeline.backends.probe import check_gap
+from pipeline.config import Recipe
+from pipeline.protocols import Learner, Sampler
+from pipeline.rundir import RunPaths, StageContext, step_key
+from pipeline.types import Rollout
+from rewards.scoring import Scorer
+from stages import update
+from stages.checkpoint import is_intact, step_checkpoint
+
+logger = logging.getLogger(__name__)
+
+
+class Engines:
+    """Sampler, learner and scorer of one run. A context manager: leaving it ends their processes."""
+
+    def __init__(self, recipe: Recipe, paths: RunPaths, progress: Any) -> None:
+        self.recipe, self.paths, self.progress = recipe, paths, progress
+        self.steps = recipe.grpo.steps
+        self._learner: Learner | None = None
+        self._sampler: Sampler | None = None
+        self._scorer: Scorer | None = None
+        self._scorer_model: str | None = None
+        self._at: int | str | None = None
+        self._reference: str | None = None
+
+    def __enter__(self) -> Engines:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for engine in (self._sampler, self._learner, self._scorer):
+            if engine is not None:
+                engine.close()
+        shutil.rmtree(self.scratch, ignore_errors=True)
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        from pipeline.models import load_tokenizer
+
+        return load_tokenizer(self.paths.find_checkpoint("base"), self.recipe.model)
+
+    @property
+    def scratch(self) -> Path:
+        """A folder for this process alone; on memory-backed storage where there is some."""
+        import os
+
+        memory = Path("/dev/shm")
+        return (memory if memory.is_dir() else self.paths.directory) / f"grpoflow-{os.getpid()}"
+
+    # -- the policy -----------------------------------------------------------------------------------------------
+
+    def policy_from(self, checkpoint: str) -> Learner:
+        """The learner with a checkpoint's weights and a fresh optimizer, to be trained away from any position."""
+        learner = self._load(checkpoint, optimizer=False)
+        self._at = None
+        return learner
+
+    def policy_of(self, checkpoint: str) -> Learner:
+        """The learner holding exactly a checkpoint's weights."""
+        if self._at != checkpoint:
+            self._load(checkpoint, optimizer=False)
+            self._at = checkpoint
+        assert self._learner is not None
+        return self._learner
+
+    def policy_after(self, updates: int) -> Learner:
+        """The learner as it was after ``updates`` updates, with its optimizer; recorded updates are replayed."""
+        if not isinstance(self._at, int) or self._at > updates:
+            start = self._newest_checkpoint(updates)
+            self._load(self._checkpoint_name(start), optimizer=start > 0)
+            self._at = start
+        assert self._learner is not None
+        for number in range(self._at + 1, updates + 1):
+            round_, step = self.round_and_step(number)
+            logger.info("replaying round %d step %d from its recorded rollouts", round_, step)
+            self.hold_reference(round_)
+            update.run(self._context(f"{step_key(round_, step)}/update"), self._learner, round_, step)
+            self._at = number
+        return self._learner
+
+    def updated(self, updates: int) -> None:
+        """Tell that an update stage has just moved the learner on to this position."""
+        self._at = updates
+
+    def hold_reference(self, round_: int) -> None:
+        """The reference policy is the policy at the head of the round; none is loaded when nothing reads it."""
+        if self.recipe.grpo.objective.kl_coefficient == 0 or self._learner is None:
+            return
+        name = self._checkpoint_name((round_ - 1) * self.steps)
+        if self._reference != name:
+            self._learner.load_reference(self.paths.find_checkpoint(name))
+            self._reference = name
+
+    def round_and_step(self, updates: int) -> tuple[int, int]:
+        """The round and step of update number ``updates`` (from 1)."""
+        round_, step = divmod(updates - 1, self.steps)
+        return round_ + 1, step + 1
+
+    def _checkpoint_name(self, updates: int) -> str:
+        if updates == 0:
+            return "warm-start"
+        round_, step = self.round_and_step(updates)
+        return f"round-{round_:02d}" if step == self.steps else step_checkpoint(round_, step)
+
+    def _newest_checkpoint(self, updates: int) -> int:
+        for number in range(updates, -1, -1):
+            try:
+                directory = self.paths.find_checkpoint(self._checkpoint_name(number))
+            except FileNotFoundError:
+                continue
+            if is_intact(directory):
+                return number
+            logger.warning("checkpoint %s is damaged; going back to the one before it", directory.name)
+        raise FileNotFoundError(
+            f"run {self.paths.run_id}: no intact checkpoint at or before update {updates}; resume from stage sft"
+        )
+
+    def _load(self, checkpoint: str, *, optimizer: bool) -> Learner:
+        directory = self.paths.find_checkpoint(checkpoint)
+        if self._learner is None:
+            self._learner = open_learner(self.recipe, directory, self._own_scratch())
+        self._learner.load(directory, optimizer=optimizer)
+        return self._learner
+
+    # -- sampling and scoring ---------------------------------------------------------------------------------------
+
+    def sampler(self, version: str) -> Sampler:
+        """The sampler, holding what the learner holds now, under this name; a probe prompt proves that it arrived."""
+        if self._sampler is None:
+            self._sampler = open_sampler(self.recipe, self.paths.find_checkpoint("base"), self._own_scratch())
+            self._sampler_version: str | None = None
+        learner = self._learner
+        assert learner is not None
+        if self._sampler_version != version:
+            live = learner.live_policy()
+            if live is not None:
+                self._sampler.load_policy(live, version)
+            else:
+                folder = self._own_scratch() / "policy"
+                shutil.rmtree(folder, ignore_errors=True)
+                folder.mkdir()
+                learner.save(folder, optimizer=False)
+                self._sampler.load_policy(folder, version)
+                shutil.rmtree(folder)
+            check_gap(self._sampler, learner, self._probe_prompt, self.recipe)
+            self._sampler_version = version
+        return self._sampler
+
+    @cached_property
+    def _probe_prompt(self) -> list[int]:
+        from stages.select import load_problems
+
+        return list(load_problems(self.paths)[0].prompt_token_ids)
+
+    def scorer(self, reward_model: str | None) -> Scorer:
+        """The scorer, paying by this reward model; None while there is none yet, then its component is left out."""
+        if self._scorer is None or (reward_model is None) != (self._scorer_model is None):
+            if self._scorer is not None:
+                self._scorer.close()
+            weights = dict(self.recipe.rewards.weights)
+            if reward_model is None:
+                weights.pop("reward_model", None)
+            config = self.recipe.rewards.model_copy(update={"weights": weights})
+            score = self._load_reward_model(reward_model) if reward_model else None
+            self._scorer = Scorer(config, self.recipe.data.answer_format, score)
+        elif reward_model is not None and reward_model != self._scorer_model:
+            self._scorer.set_reward_model(self._load_reward_model(reward_model))
+        self._scorer_model = reward_model
+        return self._scorer
+
+    def _load_reward_model(self, name: str) -> Any:
+        from rewards.models import OutcomeRewardModel
+
+        model = OutcomeRewardModel.load(self.paths.find_checkpoint(name))
+
+        def score(rollouts: list[Rollout]) -> list[float]:
+            return model.score([(r.prompt_token_ids, r.completion_token_ids) for r in rollouts])
+
+        return score
+
+    def _context(self, key: str) -> StageContext:
+        return StageContext(self.recipe, self.paths, key, self.progress)
+
+    def _own_scratch(self) -> Path:
+        self.scratch.mkdir(parents=True, exist_ok=True)
+        return self.scratch

@@ -1,0 +1,107 @@
+"""Stage execution: what is complete is reused, what is not runs and is marked complete last. Knows no Prefect."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any, Protocol
+
+from flows.console import Display
+from pipeline.config import Recipe
+from pipeline.rundir import RunPaths, StageContext, read_result, write_result
+from pipeline.types import StageResult
+from stages.base import gold_check
+
+logger = logging.getLogger(__name__)
+
+Body = Callable[[StageContext], StageResult]
+Execute = Callable[[str, Callable[[], StageResult], bool], StageResult]
+"""``execute(key, body, reused)`` calls the body, in a Prefect task or plainly."""
+
+
+class Observer(Protocol):
+    """Who is told what happens; flows.tasks shows it in Prefect, flows.console in the terminal."""
+
+    def progress(self, key: str, done: int, total: int, note: str) -> None: ...
+    def line(self, text: str) -> None: ...
+    def step(self, row: dict[str, Any]) -> None: ...
+
+
+def plainly(key: str, body: Callable[[], StageResult], reused: bool) -> StageResult:
+    """Run a stage without Prefect."""
+    return body()
+
+
+class Workflow:
+    """One run's stages, in order, each at most once."""
+
+    def __init__(
+        self, recipe: Recipe, paths: RunPaths, display: Display, execute: Execute = plainly,
+        observers: tuple[Observer, ...] = (),
+    ) -> None:  # fmt: skip
+        self.recipe, self.paths, self.display = recipe, paths, display
+        self._execute, self._observers = execute, (display, *observers)
+        self._key = ""
+        self.evaluations: dict[str, Any] = {}
+
+    @property
+    def benchmark(self) -> str:
+        """Name of what the policy is evaluated on."""
+        sources = self.recipe.data.benchmarks or self.recipe.data.sources
+        return "+".join(dict.fromkeys(source.name for source in sources))
+
+    def stage(self, key: str, body: Body) -> StageResult:
+        """The stage's result: from disk when it is complete, else by running the body and marking it complete."""
+        self._key = key
+        existing = read_result(self.paths, key)
+        if existing is not None:
+            result = self._execute(key, lambda: existing, True)
+        else:
+            self.display.begin(key)
+            result = self._execute(key, lambda: self._run(key, body), False)
+        self.display.end(key, result, reused=existing is not None)
+        return result
+
+    def progress(self, done: int, total: int, note: str = "") -> None:
+        """Progress of the stage that is running."""
+        for observer in self._observers:
+            observer.progress(self._key, done, total, note)
+
+    def evaluated(self, name: str, result: StageResult) -> None:
+        """Keep an evaluation's metrics for the table at the end."""
+        self.evaluations[name] = result.metrics
+
+    def step_line(
+        self, round_: int, step: int, sampled: StageResult, rewarded: StageResult, updated: StageResult
+    ) -> None:
+        """Tell every observer one step's figures."""
+        seconds = sampled.seconds + rewarded.seconds + updated.seconds
+        tokens = sampled.metrics["completion_tokens"]
+        row = {
+            "round": round_, "step": step, "reward": rewarded.metrics["reward"], "correct": rewarded.metrics["correct"],
+            "kl": updated.metrics.get("kl"), "entropy": updated.metrics.get("entropy"),
+            "length": sampled.metrics["completion_length"], "tokens_per_second": tokens / max(1e-9, seconds),
+            "seconds": seconds, "steps": self.recipe.grpo.steps,
+        }  # fmt: skip
+        for observer in self._observers:
+            observer.step(row)
+
+    def accept_gold(self, engines: Any) -> Any:
+        """The check that the verifier can read each gold answer."""
+        return gold_check(self.recipe.rewards)
+
+    def _run(self, key: str, body: Body) -> StageResult:
+        started, clock = datetime.now(UTC), time.monotonic()
+        logger.info("stage %s begins", key)
+        result = body(StageContext(self.recipe, self.paths, key, self.progress))
+        seconds = time.monotonic() - clock
+        result = replace(
+            result, seconds=seconds, started_at=started.isoformat(timespec="milliseconds"),
+            finished_at=datetime.now(UTC).isoformat(timespec="milliseconds"),
+        )  # fmt: skip
+        write_result(self.paths, result)
+        logger.info("stage %s done in %.1f s", key, seconds)
+        return result

@@ -1,0 +1,163 @@
+"""Rows to Arrow and back: what a caller hands over becomes exactly the declared columns, or one clear error."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from datetime import datetime
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipeline.schema import COMPONENT_PREFIX, MOMENT, NUMBERS, Column, arrow_schema, columns, physical_schema
+
+COMPONENT_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,62}")
+
+
+def normalise(table: str, key: str, rows: Sequence[Mapping[str, Any]] | Sequence[Any] | pa.Table) -> pa.Table:
+    """The rows as a file holds them. Raises ValueError that names the table, the column and what is wrong."""
+    declared = columns(table)
+    arrays: dict[str, Any] = {}
+    if isinstance(rows, pa.Table):
+        _check_names(table, rows.column_names)
+        for column in declared:
+            present = column.name in rows.column_names
+            array = rows.column(column.name) if present else pa.nulls(len(rows), column.type)
+            arrays[column.name] = _checked(table, column, lambda a=array, c=column: _combined(a).cast(c.type))
+    else:
+        for column, values in zip(declared, _values(table, rows), strict=True):
+            arrays[column.name] = _checked(table, column, lambda v=values, c=column: _array(c, v))
+    _check_purpose(table, arrays)
+    components = _split(arrays.pop("components")) if table == "rewards" else {}
+    schema = physical_schema(table, tuple(components))
+    stage = pa.DictionaryArray.from_arrays(pa.array(np.zeros(len(rows), np.int32)), pa.array([key])).cast(pa.string())
+    return pa.table([*arrays.values(), *components.values(), stage], schema=schema)
+
+
+def logical(table: str, data: pa.Table, names: Sequence[str] | None = None) -> pa.Table:
+    """A file's rows with the declared columns (or those named): components gathered, missing columns NULL."""
+    schema = arrow_schema(table)
+    arrays = []
+    wanted = list(names) if names is not None else schema.names
+    for name in wanted:
+        if name not in schema.names:
+            raise ValueError(f"{table} has no column {name!r}; its columns: {', '.join(schema.names)}")
+        if (table, name) == ("rewards", "components"):
+            arrays.append(_gather(data))
+        elif name in data.column_names:
+            arrays.append(data.column(name).cast(schema.field(name).type))
+        else:
+            arrays.append(pa.nulls(data.num_rows, schema.field(name).type))
+    return pa.table(arrays, schema=pa.schema([schema.field(name) for name in wanted]))
+
+
+def component_names(names: Iterable[str]) -> list[str]:
+    """The reward components among the columns of a rewards file."""
+    declared = {column.name for column in columns("rewards")}
+    return [n.removeprefix(COMPONENT_PREFIX) for n in names if n.startswith(COMPONENT_PREFIX) and n not in declared]
+
+
+def _values(table: str, rows: Sequence[Any]) -> list[list[Any]]:
+    names = [column.name for column in columns(table)]
+    if rows and is_dataclass(rows[0]):
+        _check_names(table, [f.name for f in fields(rows[0])])
+        return [[getattr(row, name) for row in rows] for name in names]
+    for given in {tuple(row) for row in rows}:
+        _check_names(table, given)
+    return [[row.get(name) for row in rows] for name in names]
+
+
+def _check_names(table: str, given: Sequence[str]) -> None:
+    names = {column.name for column in columns(table)}
+    extra = [name for name in given if name not in names]
+    missing = [c.name for c in columns(table) if not c.nullable and c.name not in given]
+    if extra or missing:
+        problems = [f"no column {', '.join(extra)} is declared"] * bool(extra)
+        problems += [f"the column {', '.join(missing)} is missing"] * bool(missing)
+        raise ValueError(f"rows of {table}: {' and '.join(problems)}; columns: {', '.join(sorted(names))}")
+
+
+def _checked(table: str, column: Column, make: Any) -> Any:
+    try:
+        array = make()
+    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, TypeError, ValueError, OverflowError) as e:
+        raise ValueError(f"rows of {table}: column {column.name} must be {column.type}: {e}") from None
+    if array.null_count and not column.nullable:
+        raise ValueError(f"rows of {table}: column {column.name} has {array.null_count} empty values; none may be")
+    return array
+
+
+def _array(column: Column, values: list[Any]) -> Any:
+    if pa.types.is_list(column.type):
+        return _lists(column.type, values)
+    if column.type == NUMBERS:
+        return pa.array([None if v is None else list(v.items()) for v in values], NUMBERS)
+    if column.type == MOMENT:
+        return pa.array([datetime.fromisoformat(v) if isinstance(v, str) else v for v in values], MOMENT)
+    if pa.types.is_string(column.type):
+        values = [_text(value) for value in values]
+    return pa.array(values, column.type)
+
+
+def _text(value: Any) -> Any:
+    return json.dumps(value, sort_keys=True, ensure_ascii=False) if isinstance(value, Mapping) else value
+
+
+def _lists(type_: pa.ListType, values: list[Any]) -> pa.ListArray:
+    # numpy flattens Python lists ten times as fast as Arrow converts nested ones.
+    present = [value for value in values if value is not None]
+    dtype = type_.value_type.to_pandas_dtype()
+    if all(isinstance(value, np.ndarray) for value in present):
+        flat = np.concatenate(present).astype(dtype, casting="same_kind") if present else np.empty(0, dtype)
+    else:
+        flat = np.fromiter(chain.from_iterable(present), dtype)
+    lengths = np.fromiter((0 if value is None else len(value) for value in values), np.int64, len(values))
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    mask = None
+    if len(present) < len(values):
+        mask = pa.array([value is None for value in values])
+    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(flat), type=type_, mask=mask)
+
+
+def _combined(array: Any) -> Any:
+    return array.combine_chunks() if isinstance(array, pa.ChunkedArray) else array
+
+
+def _check_purpose(table: str, arrays: Mapping[str, Any]) -> None:
+    if table != "rollouts":
+        return
+    evaluated = pc.equal(arrays["purpose"], "evaluate")
+    if pc.any(pc.and_(evaluated, pc.is_valid(arrays["round"]))).as_py():
+        raise ValueError(
+            "rows of rollouts: purpose 'evaluate' has a round; it must be None, or evaluation would be mixed into the "
+            "averages of training rounds (the stage key says which checkpoint was evaluated)"
+        )
+
+
+def _split(maps: pa.MapArray) -> dict[str, pa.Array]:
+    """Components by name, one float64 array a name, in the order of the names."""
+    rows: list[dict[str, Any]] = [dict(items) for items in maps.to_pylist()]
+    names = sorted({name for row in rows for name in row})
+    for name in names:
+        if not COMPONENT_NAME.fullmatch(name):
+            raise ValueError(f"reward component {name!r}: expected letters, digits, '_', '-' and '.', at most 63")
+        if COMPONENT_PREFIX + name in arrow_schema("rewards").names:
+            raise ValueError(f"reward component {name!r}: {COMPONENT_PREFIX}{name} is a column of rewards; rename it")
+    return {name: pa.array([row.get(name) for row in rows], pa.float64()) for name in names}
+
+
+def _gather(data: pa.Table) -> pa.Array:
+    """The inverse of ``_split``: a map of name to value for each row."""
+    names = component_names(data.column_names)
+    rows, width = data.num_rows, len(names)
+    offsets = pa.array(np.arange(rows + 1, dtype=np.int32) * width)
+    keys = pa.array(names * rows, pa.string())
+    place = np.arange(rows * width).reshape(width, rows).T.reshape(-1)
+    stacked = [data.column(COMPONENT_PREFIX + name).combine_chunks() for name in names]
+    values = pa.concat_arrays(stacked).take(pa.array(place)) if stacked and rows else pa.array([], pa.float64())
+    return pa.MapArray.from_arrays(offsets, keys, values).cast(NUMBERS)

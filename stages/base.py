@@ -1,0 +1,55 @@
+"""What the run starts from: the base checkpoint with its tokenizer, and the worked solutions of the warm start."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from data.prompts import training_pair
+from data.sources import load_source
+from pipeline.config import RewardConfig
+from pipeline.models import load_tokenizer, prepare_base
+from pipeline.rundir import StageContext
+from pipeline.types import Problem, TrainSequence
+from rewards.workers import VerifierPool
+from stages.checkpoint import is_intact, new_checkpoint
+
+
+def prepare(context: StageContext) -> Any:
+    """The tokenizer of ``checkpoints/base``, which is built or resolved first where it is not there yet.
+
+    The embedded policy's tokenizer is trained on the texts of the training problems and their worked solutions.
+    """
+    recipe, final = context.recipe, context.paths.checkpoint("base")
+    if not is_intact(final):
+        corpus: list[str] = []
+        if recipe.model.name == "embedded":
+            for source in recipe.data.sources:
+                loaded = load_source(source, recipe.data, recipe.seed)
+                corpus += [text for p in loaded if p.split == "train" for text in (p.problem, p.solution or "")]
+        with new_checkpoint(context.paths, "base") as partial:
+            prepare_base(recipe.model, corpus, recipe.seed, partial)
+    return load_tokenizer(final, recipe.model)
+
+
+def worked_solutions(context: StageContext, problems: Sequence[Problem], tokenizer: Any) -> list[TrainSequence]:
+    """SFT pairs of the problems that have a solution; those that do not fit the completion limit are left out."""
+    limit = context.recipe.sampler.max_tokens
+    pairs = []
+    for problem in problems:
+        if problem.solution:
+            prompt, completion = training_pair(problem, tokenizer)
+            if len(completion) <= limit:
+                pairs.append(TrainSequence(problem.problem_id, problem.problem_id, prompt, completion))
+    return pairs
+
+
+def gold_check(config: RewardConfig) -> Callable[[Sequence[Problem]], list[str | None]]:
+    """A function that says of each problem why its gold cannot be used, or None: it must be correct against itself."""
+
+    def check(problems: Sequence[Problem]) -> list[str | None]:
+        with VerifierPool(config.workers, config.timeout, config.memory_mb) as pool:
+            verdicts = pool.judge_many([(p.answer, f"\\boxed{{{p.answer}}}", "stop") for p in problems])
+        return [None if v.status == "correct" else f"the verifier says {v.status} of the gold itself" for v in verdicts]
+
+    return check

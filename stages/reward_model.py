@@ -1,0 +1,112 @@
+"""Reward model: the first one, from verifier-labelled rollouts of the warm start, and its refresh after each round."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pipeline.protocols import Sampler
+from pipeline.rundir import StageContext, step_key
+from pipeline.seeds import derive_seed
+from pipeline.types import Problem, Reward, Rollout, StageResult
+from rewards.models import LabelledSequence, OutcomeRewardModel, choose_replay, measure, train_outcome_model
+from rewards.scoring import Scorer
+from stages.checkpoint import new_checkpoint
+from stages.reward import read_rewards, score_rollouts
+from stages.rollout import read_rollouts, sample_problems, training_params
+
+
+def run(
+    context: StageContext, sampler: Sampler, tokenizer: Any, scorer: Scorer, problems: Sequence[Problem]
+) -> StageResult:
+    """Sample from the warm start, label by the verifier, train the scalar head on the warm start's backbone."""
+    config = context.recipe.reward_model
+    chosen = random.Random(context.seed("problems")).sample(list(problems), min(config.problems, len(problems)))
+    rollouts = sample_problems(
+        context, sampler, tokenizer, chosen, samples=config.samples, purpose="reward_model",
+        params=training_params(context),
+    )  # fmt: skip
+    rewards = score_rollouts(context, scorer, {p.problem_id: p for p in chosen}, rollouts)
+    train, heldout = split(context, labelled(rollouts, rewards))
+    metrics = _train(context, "warm-start", train, name="reward-model-00")
+    after = _measure(context, "reward-model-00", heldout)
+    return StageResult(
+        context.key,
+        outputs={"checkpoint": "checkpoints/reward-model-00"},
+        metrics={**metrics, "train": len(train), **{f"heldout/{k}": v for k, v in after.items()}},
+    )
+
+
+def refresh(context: StageContext, round_: int) -> StageResult:
+    """Continual training on the round's rollouts with a replay of earlier ones (arXiv 2402.03300, Algorithm 1).
+
+    Measured on rollouts of the round whose problems no reward model of this run was ever trained on, before and after.
+    """
+    steps = range(1, context.recipe.grpo.steps + 1)
+    new, heldout = split(context, labelled_round(context, round_, steps))
+    earlier: list[LabelledSequence] = labelled_stage(context, "reward_model", "reward_model")
+    for past in range(1, round_):
+        earlier += labelled_round(context, past, steps)
+    earlier, _ = split(context, earlier)
+    replay = choose_replay(new, earlier, context.recipe.reward_model.replay, context.seed("replay"))
+    old, name = f"reward-model-{round_ - 1:02d}", f"reward-model-{round_:02d}"
+    before = _measure(context, old, heldout)
+    metrics = _train(context, old, [*new, *replay], name=name)
+    after = _measure(context, name, heldout)
+    return StageResult(
+        context.key,
+        outputs={"checkpoint": f"checkpoints/{name}"},
+        metrics={
+            **metrics, "new": len(new), "replayed": len(replay),
+            **{f"before/{k}": v for k, v in before.items()}, **{f"after/{k}": v for k, v in after.items()},
+        },
+    )  # fmt: skip
+
+
+def labelled(rollouts: Sequence[Rollout], rewards: Sequence[Reward]) -> list[LabelledSequence]:
+    """Rollouts with the verifier's label; unscored ones are left out."""
+    verdicts: Mapping[str, bool | None] = {reward.rollout_id: reward.correct for reward in rewards}
+    return [
+        LabelledSequence(r.prompt_token_ids, r.completion_token_ids, float(label), r.problem_id)
+        for r in rollouts
+        if (label := verdicts[r.rollout_id]) is not None
+    ]
+
+
+def labelled_stage(context: StageContext, rollout_key: str, reward_key: str) -> list[LabelledSequence]:
+    """The labelled rollouts of one stage, from the store."""
+    return labelled(read_rollouts(context.paths, rollout_key), read_rewards(context.paths, reward_key))
+
+
+def labelled_round(context: StageContext, round_: int, steps: range) -> list[LabelledSequence]:
+    """The labelled training rollouts of a whole round, from the store."""
+    rows: list[LabelledSequence] = []
+    for step in steps:
+        rows += labelled_stage(context, f"{step_key(round_, step)}/rollout", f"{step_key(round_, step)}/reward")
+    return rows
+
+
+def split(
+    context: StageContext, rows: Sequence[LabelledSequence]
+) -> tuple[list[LabelledSequence], list[LabelledSequence]]:
+    """Training and held-out rows, by a hash of the problem: the same problems are held out in every round."""
+    share = context.recipe.reward_model.heldout_share
+    seed = context.recipe.seed
+    heldout = {row.problem_id: derive_seed(seed, "rm-heldout", row.problem_id) < share * 2**63 for row in rows}
+    return [r for r in rows if not heldout[r.problem_id]], [r for r in rows if heldout[r.problem_id]]
+
+
+def _train(context: StageContext, start: str, rows: Sequence[LabelledSequence], *, name: str) -> dict[str, Any]:
+    with new_checkpoint(context.paths, name) as partial:
+        metrics = train_outcome_model(
+            context.paths.find_checkpoint(start), rows, context.recipe.reward_model,
+            seed=context.seed("train"), out=partial, progress=context.progress,
+        )  # fmt: skip
+    return {f"train/{k}": v for k, v in metrics.items()}
+
+
+def _measure(context: StageContext, name: str, rows: Sequence[LabelledSequence]) -> dict[str, Any]:
+    model = OutcomeRewardModel.load(context.paths.find_checkpoint(name))
+    scores = model.score([(row.prompt_token_ids, row.completion_token_ids) for row in rows])
+    return measure(scores, [row.label for row in rows], [row.problem_id for row in rows])

@@ -1,0 +1,156 @@
+"""Update: recorded rollouts and rewards become optimizer steps. The same function replays a step after a crash."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from pipeline import store
+from pipeline.advantages import outcome_advantages, process_advantages
+from pipeline.protocols import Learner
+from pipeline.rundir import StageContext, step_key
+from pipeline.types import Reward, Rollout, StageResult, TrainSequence
+from stages.reward import read_rewards
+from stages.rollout import read_rollouts
+
+
+def run(context: StageContext, learner: Learner, round_: int, step: int) -> StageResult:
+    """Advantages, then ``epochs`` passes of ``minibatches`` optimizer steps; rows already recorded are kept as they are.
+
+    A pure function of the recorded rows, the learner's state and (seed, round, step): run on the state that the step
+    started from, it ends in the same weights bit for bit, which is what makes rollouts the write-ahead log of training.
+    """
+    rollouts = read_rollouts(context.paths, f"{step_key(round_, step)}/rollout")
+    rewards = read_rewards(context.paths, f"{step_key(round_, step)}/reward")
+    sequences, rows, zero_share = credit(context, rollouts, rewards)
+    if not store.has(context.paths, "advantages", context.key):
+        store.append(context.paths, "advantages", context.key, rows)
+    updates = _optimize(context, learner, sequences, round_, step)
+    for update in updates:
+        update["zero_variance_share"] = zero_share
+    if not store.has(context.paths, "updates", context.key):
+        store.append(context.paths, "updates", context.key, [_update_row(context, u, round_, step) for u in updates])
+    return StageResult(context.key, metrics=mean_metrics(updates))
+
+
+def credit(
+    context: StageContext, rollouts: Sequence[Rollout], rewards: Sequence[Reward]
+) -> tuple[list[TrainSequence], list[dict[str, Any]], float]:
+    """Training sequences with their advantages, the rows of the advantages table, and the zero-variance share."""
+    config = context.recipe.grpo.advantages
+    by_id = {reward.rollout_id: reward for reward in rewards}
+    ordered = [by_id[rollout.rollout_id] for rollout in rollouts]
+    groups = [rollout.group_id for rollout in rollouts]
+    result = outcome_advantages([r.reward for r in ordered], groups, config)
+    lengths = [len(r.completion_token_ids) for r in rollouts]
+    if config.supervision == "process":
+        tokens = process_advantages(
+            [r.step_rewards for r in ordered], [r.step_ends for r in ordered], lengths, groups, config
+        )
+    else:
+        tokens = [np.full(n, v, dtype=np.float32) for n, v in zip(lengths, result.values, strict=True)]
+    sequences, rows = [], []
+    for i, (rollout, advantages) in enumerate(zip(rollouts, tokens, strict=True)):
+        process = advantages.tolist() if config.supervision == "process" else None
+        rows.append({
+            "rollout_id": rollout.rollout_id, "advantage": float(result.values[i]), "scored": bool(result.scored[i]),
+            "group_mean": float(result.group_mean[i]), "group_std": float(result.group_std[i]),
+            "zero_variance": bool(result.zero_variance[i]), "token_advantages": process,
+        })  # fmt: skip
+        if result.scored[i]:
+            sequences.append(_sequence(rollout, advantages))
+    flags = {group: bool(zero) for group, zero in zip(groups, result.zero_variance, strict=True)}
+    return sequences, rows, sum(flags.values()) / max(1, len(flags))
+
+
+def grpo_lr(context: StageContext, round_: int, step: int) -> float:
+    """The learning rate of a step: linear warmup over all rounds, then constant or cosine to a tenth."""
+    config = context.recipe.grpo
+    done = (round_ - 1) * config.steps + step - 1
+    return scheduled_lr(config.lr, done, config.rounds * config.steps, config.warmup_steps, config.schedule)
+
+
+def scheduled_lr(peak: float, done: int, total: int, warmup: int, schedule: str) -> float:
+    """Learning rate of the step after ``done`` steps: (done + 1)/warmup of the peak, then flat or cosine to 0.1 peak."""
+    if done < warmup:
+        return peak * (done + 1) / warmup
+    if schedule == "constant":
+        return peak
+    share = (done - warmup) / max(1, total - warmup)
+    return peak * (0.1 + 0.45 * (1 + float(np.cos(np.pi * min(1.0, share)))))
+
+
+def mean_metrics(updates: Sequence[dict[str, float]]) -> dict[str, Any]:
+    """Each metric's mean over the step's optimizer steps; maxima stay maxima, tokens and seconds add up."""
+    merged: dict[str, Any] = {}
+    for name in sorted({name for update in updates for name in update}):
+        values = [update[name] for update in updates if name in update]
+        if name.endswith("_max"):
+            merged[name] = max(values)
+        elif name.startswith("seconds") or name == "tokens":
+            merged[name] = sum(values)
+        else:
+            merged[name] = sum(values) / len(values)
+    return merged
+
+
+def _optimize(
+    context: StageContext, learner: Learner, sequences: list[TrainSequence], round_: int, step: int
+) -> list[dict[str, float]]:
+    config = context.recipe.grpo
+    objective = config.objective
+    lr = grpo_lr(context, round_, step)
+    if objective.kl_coefficient > 0:
+        references = learner.reference_logprobs(sequences, objective.temperature)
+        sequences = [_with(s, ref_logprobs=r) for s, r in zip(sequences, references, strict=True)]
+    if config.epochs * config.minibatches > 1:
+        # On-policy with one update the learner takes the detached current logprobs instead: no second forward.
+        old = learner.logprobs(sequences, objective.temperature)
+        sequences = [_with(s, old_logprobs=o) for s, o in zip(sequences, old, strict=True)]
+    updates = []
+    for epoch in range(config.epochs):
+        for number, batch in enumerate(_minibatches(context, sequences, round_, step, epoch)):
+            if context.progress:
+                context.progress(epoch * config.minibatches + number, config.epochs * config.minibatches, "")
+            updates.append({**learner.step(batch, objective, lr), "epoch": epoch, "minibatch": number})
+    return updates
+
+
+def _minibatches(
+    context: StageContext, sequences: list[TrainSequence], round_: int, step: int, epoch: int
+) -> list[list[TrainSequence]]:
+    """Whole groups, dealt out in an order drawn from (seed, round, step, epoch)."""
+    count = context.recipe.grpo.minibatches
+    groups: dict[str, list[TrainSequence]] = {}
+    for sequence in sequences:
+        groups.setdefault(sequence.group_id, []).append(sequence)
+    order = list(groups)
+    if count > 1:
+        random.Random(context.seed("minibatches", round_, step, epoch)).shuffle(order)
+    dealt = [[s for group in order[i::count] for s in groups[group]] for i in range(count)]
+    return [batch for batch in dealt if batch]
+
+
+def _sequence(rollout: Rollout, advantages: np.ndarray) -> TrainSequence:
+    return TrainSequence(
+        sequence_id=rollout.rollout_id,
+        group_id=rollout.group_id,
+        prompt_token_ids=rollout.prompt_token_ids,
+        completion_token_ids=rollout.completion_token_ids,
+        advantages=advantages,
+        sampling_logprobs=np.asarray(rollout.sampling_logprobs, dtype=np.float32),
+        truncated=rollout.finish_reason == "length",
+    )
+
+
+def _with(sequence: TrainSequence, **changes: Any) -> TrainSequence:
+    from dataclasses import replace
+
+    return replace(sequence, **changes)
+
+
+def _update_row(context: StageContext, update: dict[str, float], round_: int | None, step: int) -> dict[str, Any]:
+    return store.update_row(context.paths.run_id, context.key, round_, step, update)
