@@ -7,6 +7,8 @@ there from wherever it is: nothing to do, or the newest intact checkpoint plus a
 from __future__ import annotations
 
 import logging
+import os
+import re
 import shutil
 from functools import cached_property
 from pathlib import Path
@@ -20,9 +22,11 @@ from pipeline.rundir import RunPaths, StageContext, step_key
 from pipeline.types import Rollout
 from rewards.scoring import Scorer
 from stages import update
-from stages.checkpoint import is_intact, step_checkpoint
+from stages.checkpoint import is_intact, prune_step_checkpoints, save_checkpoint, step_checkpoint
 
 logger = logging.getLogger(__name__)
+
+STEP = re.compile(r"round-(\d+)(?:-step-(\d+))?")
 
 
 class Engines:
@@ -33,6 +37,7 @@ class Engines:
         self.steps = recipe.grpo.steps
         self._learner: Learner | None = None
         self._sampler: Sampler | None = None
+        self._sampler_version: str | None = None
         self._scorer: Scorer | None = None
         self._scorer_model: str | None = None
         self._at: int | str | None = None
@@ -56,8 +61,6 @@ class Engines:
     @property
     def scratch(self) -> Path:
         """A folder for this process alone; on memory-backed storage where there is some."""
-        import os
-
         memory = Path("/dev/shm")
         return (memory if memory.is_dir() else self.paths.directory) / f"grpoflow-{os.getpid()}"
 
@@ -69,13 +72,21 @@ class Engines:
         self._at = None
         return learner
 
-    def policy_of(self, checkpoint: str) -> Learner:
-        """The learner holding exactly a checkpoint's weights."""
-        if self._at != checkpoint:
-            self._load(checkpoint, optimizer=False)
-            self._at = checkpoint
+    def policy_of(self, name: str) -> Learner:
+        """The learner holding a named policy: warm-start, round-XX, final, or the one after a step of a round."""
+        if name == "warm-start":
+            return self.policy_after(0)
+        if match := STEP.fullmatch(name):
+            return self.policy_after((int(match[1]) - 1) * self.steps + int(match[2] or self.steps))
+        if self._at != name:
+            self._load(name, optimizer=False)
+            self._at = name
         assert self._learner is not None
         return self._learner
+
+    def policy_after_round(self, round_: int) -> Learner:
+        """The learner as it was after a round's last update."""
+        return self.policy_after(round_ * self.steps)
 
     def policy_after(self, updates: int) -> Learner:
         """The learner as it was after ``updates`` updates, with its optimizer; recorded updates are replayed."""
@@ -92,9 +103,14 @@ class Engines:
             self._at = number
         return self._learner
 
-    def updated(self, updates: int) -> None:
-        """Tell that an update stage has just moved the learner on to this position."""
+    def updated(self, context: StageContext, updates: int) -> None:
+        """Tell that an update stage has just moved the learner on to this position; saves a checkpoint when one is due."""
         self._at = updates
+        round_, step = self.round_and_step(updates)
+        if step % self.recipe.checkpoint_every == 0 and step < self.steps:
+            assert self._learner is not None
+            save_checkpoint(context, self._learner, step_checkpoint(round_, step), optimizer=True)
+            prune_step_checkpoints(self.paths, self.recipe.keep_checkpoints)
 
     def hold_reference(self, round_: int) -> None:
         """The reference policy is the policy at the head of the round; none is loaded when nothing reads it."""
@@ -139,12 +155,10 @@ class Engines:
     # -- sampling and scoring ---------------------------------------------------------------------------------------
 
     def sampler(self, version: str) -> Sampler:
-        """The sampler, holding what the learner holds now, under this name; a probe prompt proves that it arrived."""
+        """The sampler holding a named policy; a probe prompt proves that the learner's weights have arrived."""
+        learner = self.policy_of(version)
         if self._sampler is None:
             self._sampler = open_sampler(self.recipe, self.paths.find_checkpoint("base"), self._own_scratch())
-            self._sampler_version: str | None = None
-        learner = self._learner
-        assert learner is not None
         if self._sampler_version != version:
             live = learner.live_policy()
             if live is not None:
@@ -176,7 +190,7 @@ class Engines:
                 weights.pop("reward_model", None)
             config = self.recipe.rewards.model_copy(update={"weights": weights})
             score = self._load_reward_model(reward_model) if reward_model else None
-            self._scorer = Scorer(config, self.recipe.data.answer_format, score)
+            self._scorer = Scorer(config, self.recipe.data.answer_format, score).__enter__()
         elif reward_model is not None and reward_model != self._scorer_model:
             self._scorer.set_reward_model(self._load_reward_model(reward_model))
         self._scorer_model = reward_model

@@ -4,117 +4,106 @@ from __future__ import annotations
 
 from typing import Any
 
-from data.curriculum import problems_for_step
 from flows.engines import Engines
 from flows.workflow import Workflow
 from pipeline.rundir import step_key
-from stages import base, evaluate, reject, reward, reward_model, rollout, select, sft, update
-from stages.checkpoint import prune_step_checkpoints, save_checkpoint, step_checkpoint
+from pipeline.types import Problem, StageResult
+from stages import base, evaluate, refresh, reject, reward, reward_model, rollout, select, sft, update
+from stages.checkpoint import step_checkpoint
+from stages.curriculum import step_problems
 
 
 def run_recipe(flow: Workflow, engines: Engines) -> dict[str, Any]:
     """Run every stage that is not complete yet; returns the metrics of the evaluations by checkpoint.
 
-    A stage's body opens what it needs, so a run whose stages are all complete loads no model.
+    A stage's body opens the engines it needs, so a run whose stages are all complete loads no model.
     """
-    recipe, paths = flow.recipe, flow.paths
-    grpo, learned = recipe.grpo, bool(recipe.rewards.weights.get("reward_model"))
+    recipe, paths, stage = flow.recipe, flow.paths, flow.stage
+    rounds, learned = recipe.grpo.rounds, bool(recipe.rewards.weights.get("reward_model"))
 
-    flow.stage("select", lambda context: select.run(context, base.prepare(context), flow.accept_gold(engines)))
+    stage("select", lambda context: select.run(context, base.prepare(context), base.gold_check(recipe.rewards)))
     problems = select.load_problems(paths)
     train = [problem for problem in problems if problem.split == "train"]
     heldout = [problem for problem in problems if problem.split == "heldout"]
-    by_id = {problem.problem_id: problem for problem in problems}
 
-    def warm_start(context: Any) -> Any:
+    def warm_start(context: Any) -> StageResult:
         pairs = base.worked_solutions(context, train, engines.tokenizer)
         return sft.run(context, engines.policy_from("base"), pairs, recipe.warm_start, "warm-start")
 
-    def train_reward_model(context: Any) -> Any:
-        engines.policy_of("warm-start")
-        return reward_model.run(
-            context, engines.sampler("warm-start"), engines.tokenizer, engines.scorer(None), train
-        )
+    def train_reward_model(context: Any) -> StageResult:
+        sampler = engines.sampler("warm-start")
+        return reward_model.run(context, sampler, engines.tokenizer, engines.scorer(None), train)
 
-    def evaluate_policy(name: str, scored_by: str | None) -> None:
-        def body(context: Any) -> Any:
-            engines.policy_for(name)
-            return evaluate.run(
-                context, engines.sampler(name), engines.tokenizer, engines.scorer(scored_by), heldout,
-                checkpoint=name, benchmark=flow.benchmark,
-            )  # fmt: skip
+    def evaluate_policy(name: str) -> None:
+        def body(context: Any) -> StageResult:
+            sampler, scorer = engines.sampler(name), engines.scorer(reward_model_after(name, recipe) if learned else None)
+            return evaluate.run(context, sampler, engines.tokenizer, scorer, heldout, checkpoint=name)
 
-        flow.evaluated(name, flow.stage(f"evaluate/{name}", body))
+        flow.evaluated(name, stage(f"evaluate/{name}", body))
 
-    flow.stage("sft", warm_start)
-    if learned:
-        flow.stage("reward_model", train_reward_model)
-    scored_by = "reward-model-00" if learned else None
-    evaluate_policy("warm-start", scored_by)
+    def sample_for_rejection(context: Any) -> StageResult:
+        name = f"round-{rounds:02d}"
+        scorer = engines.scorer(f"reward-model-{rounds:02d}" if learned else None)
+        return reject.run(context, engines.sampler(name), engines.tokenizer, scorer, train)
 
-    for round_ in range(1, grpo.rounds + 1):
-        for step in range(1, grpo.steps + 1):
-            run_step(flow, engines, train, by_id, round_, step, scored_by)
-        flow.stage(f"round-{round_:02d}/refresh", lambda context, r=round_: refresh(context, engines, r, learned))
-        scored_by = f"reward-model-{round_:02d}" if learned else None
-        evaluate_policy(f"round-{round_:02d}", scored_by)
-
-    def reject_sampling(context: Any) -> Any:
-        engines.policy_after(grpo.rounds * grpo.steps)
-        sampler = engines.sampler(f"round-{grpo.rounds:02d}")
-        return reject.run(context, sampler, engines.tokenizer, engines.scorer(scored_by), train)
-
-    def regenerate(context: Any) -> Any:
-        start = "base" if recipe.regenerate.start == "base" else f"round-{grpo.rounds:02d}"
+    def regenerate(context: Any) -> StageResult:
+        start = "base" if recipe.regenerate.start == "base" else f"round-{rounds:02d}"
         return sft.run(context, engines.policy_from(start), reject.kept_pairs(paths), recipe.regenerate, "final")
 
-    flow.stage("reject", reject_sampling)
-    flow.stage("regenerate", regenerate)
-    evaluate_policy("final", scored_by)
+    stage("sft", warm_start)
+    if learned:
+        stage("reward_model", train_reward_model)
+    evaluate_policy("warm-start")
+
+    for round_ in range(1, rounds + 1):
+        for step in range(1, recipe.grpo.steps + 1):
+            explore_and_learn(flow, engines, train, round_, step, learned)
+        stage(f"round-{round_:02d}/refresh", lambda context, r=round_: refresh.run(context, engines.policy_after_round(r), r))
+        evaluate_policy(f"round-{round_:02d}")
+
+    stage("reject", sample_for_rejection)
+    stage("regenerate", regenerate)
+    evaluate_policy("final")
     return flow.evaluations
 
 
-def run_step(
-    flow: Workflow, engines: Engines, train: list, by_id: dict, round_: int, step: int, scored_by: str | None
+def explore_and_learn(
+    flow: Workflow, engines: Engines, train: list[Problem], round_: int, step: int, learned: bool
 ) -> None:
-    """One exploration: rollout, reward, update, each a stage with its own result."""
+    """One step: rollout, reward, update, each a stage with its own result."""
     key, before = step_key(round_, step), (round_ - 1) * flow.recipe.grpo.steps + step - 1
+    scored_by = f"reward-model-{round_ - 1:02d}" if learned else None
 
-    def explore(context: Any) -> Any:
-        chosen = problems_for_step(
-            train, seed=flow.recipe.seed, round_=round_, step=step, count=flow.recipe.grpo.problems_per_step,
-            history=None, config=flow.recipe.data,
-        )  # fmt: skip
-        engines.policy_after(before)
-        return rollout.run(context, engines.sampler(version_name(round_, step)), engines.tokenizer, chosen, round_, step)
+    def explore(context: Any) -> StageResult:
+        problems = step_problems(context, train, round_, step)
+        return rollout.run(context, engines.sampler(policy_name(round_, step)), engines.tokenizer, problems, round_, step)
 
-    def learn(context: Any) -> Any:
+    def pay(context: Any) -> StageResult:
+        return reward.run(context, engines.scorer(scored_by), train, f"{key}/rollout")
+
+    def learn(context: Any) -> StageResult:
         learner = engines.policy_after(before)
         engines.hold_reference(round_)
         result = update.run(context, learner, round_, step)
-        engines.updated(before + 1)
-        if step % flow.recipe.checkpoint_every == 0 and step < flow.recipe.grpo.steps:
-            save_checkpoint(context, learner, step_checkpoint(round_, step), optimizer=True)
-            prune_step_checkpoints(flow.paths, flow.recipe.keep_checkpoints)
+        engines.updated(context, before + 1)
         return result
 
     sampled = flow.stage(f"{key}/rollout", explore)
-    rewarded = flow.stage(
-        f"{key}/reward", lambda context: reward.run(context, engines.scorer(scored_by), by_id, f"{key}/rollout")
-    )
+    rewarded = flow.stage(f"{key}/reward", pay)
     updated = flow.stage(f"{key}/update", learn)
-    flow.step_line(round_, step, sampled, rewarded, updated)
+    flow.step_done(round_, step, sampled, rewarded, updated)
 
 
-def refresh(context: Any, engines: Engines, round_: int, learned: bool) -> Any:
-    """End of a round: the policy becomes the next round's reference, and the reward model learns the new rollouts."""
-    learner = engines.policy_after(round_ * context.recipe.grpo.steps)
-    save_checkpoint(context, learner, f"round-{round_:02d}", optimizer=True)
-    return reward_model.refresh(context, round_, learned)
-
-
-def version_name(round_: int, step: int) -> str:
-    """Name of the policy that samples a step: the warm start, or the policy after the step before."""
+def policy_name(round_: int, step: int) -> str:
+    """Name of the policy that samples a step: the warm start, the last round's, or the one after the step before."""
     if (round_, step) == (1, 1):
         return "warm-start"
     return f"round-{round_ - 1:02d}" if step == 1 else step_checkpoint(round_, step - 1)
+
+
+def reward_model_after(name: str, recipe: Any) -> str:
+    """The newest reward model when a policy is evaluated."""
+    if name == "warm-start":
+        return "reward-model-00"
+    number = recipe.grpo.rounds if name == "final" else int(name.removeprefix("round-"))
+    return f"reward-model-{number:02d}"

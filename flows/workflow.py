@@ -13,7 +13,6 @@ from flows.console import Display
 from pipeline.config import Recipe
 from pipeline.rundir import RunPaths, StageContext, read_result, write_result
 from pipeline.types import StageResult
-from stages.base import gold_check
 
 logger = logging.getLogger(__name__)
 
@@ -47,12 +46,6 @@ class Workflow:
         self._key = ""
         self.evaluations: dict[str, Any] = {}
 
-    @property
-    def benchmark(self) -> str:
-        """Name of what the policy is evaluated on."""
-        sources = self.recipe.data.benchmarks or self.recipe.data.sources
-        return "+".join(dict.fromkeys(source.name for source in sources))
-
     def stage(self, key: str, body: Body) -> StageResult:
         """The stage's result: from disk when it is complete, else by running the body and marking it complete."""
         self._key = key
@@ -74,7 +67,7 @@ class Workflow:
         """Keep an evaluation's metrics for the table at the end."""
         self.evaluations[name] = result.metrics
 
-    def step_line(
+    def step_done(
         self, round_: int, step: int, sampled: StageResult, rewarded: StageResult, updated: StageResult
     ) -> None:
         """Tell every observer one step's figures."""
@@ -88,10 +81,6 @@ class Workflow:
         }  # fmt: skip
         for observer in self._observers:
             observer.step(row)
-
-    def accept_gold(self, engines: Any) -> Any:
-        """The check that the verifier can read each gold answer."""
-        return gold_check(self.recipe.rewards)
 
     def _run(self, key: str, body: Body) -> StageResult:
         started, clock = datetime.now(UTC), time.monotonic()

@@ -11,6 +11,7 @@ from eval.summary import Measure, Sampled, summarise
 from pipeline import store
 from pipeline.protocols import Sampler, SamplingParams
 from pipeline.rundir import StageContext
+from pipeline.seeds import derive_seed
 from pipeline.types import Problem, Reward, Rollout, StageResult
 from rewards.scoring import Scorer
 from stages.reward import reward_metrics, score_rollouts
@@ -28,13 +29,13 @@ def run(
     problems: Sequence[Problem],
     *,
     checkpoint: str,
-    benchmark: str,
 ) -> StageResult:
     """Evaluate the policy that the sampler holds. A killed evaluation continues with the problems that are left."""
     chosen = choose(context, problems)
     rollouts = _sample(context, sampler, tokenizer, chosen)
-    rewards = score_rollouts(context, scorer, {p.problem_id: p for p in chosen}, rollouts)
+    rewards = score_rollouts(context, scorer, chosen, rollouts)
     rows = [sampled(r, v) for r, v in zip(rollouts, rewards, strict=True)]
+    benchmark = "+".join(sorted({problem.source for problem in chosen}))
     measures = summarise({p.problem_id: p for p in chosen}, rows, context.recipe.evaluate, context.seed("bootstrap"))
     if not store.has(context.paths, "evaluations", context.key):
         table = [_row(context, measure, checkpoint, benchmark) for measure in measures]
@@ -53,8 +54,6 @@ def choose(context: StageContext, problems: Sequence[Problem]) -> list[Problem]:
     limit = context.recipe.evaluate.problems
     if limit is None or limit >= len(problems):
         return list(problems)
-    from pipeline.seeds import derive_seed
-
     return random.Random(derive_seed(context.recipe.seed, "evaluate")).sample(list(problems), limit)
 
 

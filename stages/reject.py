@@ -24,7 +24,7 @@ def run(
     rollouts = sample_problems(
         context, sampler, tokenizer, chosen, samples=config.samples, purpose="reject", params=training_params(context)
     )
-    rewards = score_rollouts(context, scorer, {p.problem_id: p for p in chosen}, rollouts)
+    rewards = score_rollouts(context, scorer, chosen, rollouts)
     kept = keep(rollouts, rewards, config.keep_per_problem)
     if len(kept) < config.min_kept:
         raise ValueError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -13,18 +13,18 @@ from rewards.scoring import Scorer
 from stages.rollout import read_rollouts
 
 
-def run(context: StageContext, scorer: Scorer, problems: Mapping[str, Problem], rollout_key: str) -> StageResult:
+def run(context: StageContext, scorer: Scorer, problems: Sequence[Problem], rollout_key: str) -> StageResult:
     """Score the rollouts of ``rollout_key``."""
     rewards = score_rollouts(context, scorer, problems, read_rollouts(context.paths, rollout_key))
     return StageResult(context.key, metrics=reward_metrics(rewards))
 
 
 def score_rollouts(
-    context: StageContext, scorer: Scorer, problems: Mapping[str, Problem], rollouts: Sequence[Rollout]
+    context: StageContext, scorer: Scorer, problems: Sequence[Problem], rollouts: Sequence[Rollout]
 ) -> list[Reward]:
     """Record and return one reward a rollout, in order, under the stage's key."""
     if not store.has(context.paths, "rewards", context.key):
-        scored = scorer.score(problems, rollouts, context.progress)
+        scored = scorer.score({p.problem_id: p for p in problems}, rollouts, context.progress)
         store.append(context.paths, "rewards", context.key, [asdict(reward) for reward in scored])
     return read_rewards(context.paths, context.key)
 

@@ -27,7 +27,7 @@ def run(
         context, sampler, tokenizer, chosen, samples=config.samples, purpose="reward_model",
         params=training_params(context),
     )  # fmt: skip
-    rewards = score_rollouts(context, scorer, {p.problem_id: p for p in chosen}, rollouts)
+    rewards = score_rollouts(context, scorer, chosen, rollouts)
     train, heldout = split(context, labelled(rollouts, rewards))
     metrics = _train(context, "warm-start", train, name="reward-model-00")
     after = _measure(context, "reward-model-00", heldout)
@@ -38,7 +38,7 @@ def run(
     )
 
 
-def refresh(context: StageContext, round_: int) -> StageResult:
+def refresh(context: StageContext, round_: int) -> dict[str, Any]:
     """Continual training on the round's rollouts with a replay of earlier ones (arXiv 2402.03300, Algorithm 1).
 
     Measured on rollouts of the round whose problems no reward model of this run was ever trained on, before and after.
@@ -54,14 +54,10 @@ def refresh(context: StageContext, round_: int) -> StageResult:
     before = _measure(context, old, heldout)
     metrics = _train(context, old, [*new, *replay], name=name)
     after = _measure(context, name, heldout)
-    return StageResult(
-        context.key,
-        outputs={"checkpoint": f"checkpoints/{name}"},
-        metrics={
-            **metrics, "new": len(new), "replayed": len(replay),
-            **{f"before/{k}": v for k, v in before.items()}, **{f"after/{k}": v for k, v in after.items()},
-        },
-    )  # fmt: skip
+    return {
+        **metrics, "new": len(new), "replayed": len(replay),
+        **{f"before/{k}": v for k, v in before.items()}, **{f"after/{k}": v for k, v in after.items()},
+    }  # fmt: skip
 
 
 def labelled(rollouts: Sequence[Rollout], rewards: Sequence[Reward]) -> list[LabelledSequence]:

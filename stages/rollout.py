@@ -62,7 +62,6 @@ def sample_problems(
     problems_per_shard = max(1, SHARD // samples)
     shards = [problems[i : i + problems_per_shard] for i in range(0, len(problems), problems_per_shard)]
     total, done = len(problems) * samples, 0
-    recorded: list[Rollout] = []
     for number, shard in enumerate(shards):
         part = first_part + number
         if not store.has(context.paths, "rollouts", context.key, part):
@@ -75,14 +74,14 @@ def sample_problems(
                 context, sampler, tokenizer, shard, completions, seeds, purpose, params, round_, step, first_index
             )
             store.append(context.paths, "rollouts", context.key, rows, part=part)
-        recorded += read_rollouts(context.paths, context.key, part)
         done += len(shard) * samples
-    return recorded
+    last_index = first_index + samples
+    return [r for r in read_rollouts(context.paths, context.key) if first_index <= r.sample_index < last_index]
 
 
-def read_rollouts(paths: RunPaths, key: str, part: int | None = None) -> list[Rollout]:
-    """The recorded rollouts of a stage, or of one part of it, in the order they were recorded."""
-    return [Rollout(**row) for row in store.read(paths, "rollouts", key, part=part).to_pylist()]
+def read_rollouts(paths: RunPaths, key: str) -> list[Rollout]:
+    """The recorded rollouts of a stage, in the order they were recorded."""
+    return [Rollout(**row) for row in store.read(paths, "rollouts", key).to_pylist()]
 
 
 def rollout_metrics(rollouts: Sequence[Rollout]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from functools import lru_cache
 from pipeline import store
 from pipeline.config import SFTConfig
 from pipeline.protocols import Learner
+from pipeline.rows import update_row
 from pipeline.rundir import StageContext
 from pipeline.types import StageResult, TrainSequence
 from stages.checkpoint import save_checkpoint
@@ -33,7 +34,7 @@ def run(
         batch = [pairs[i] for i in batch_indices(len(pairs), config.batch_size, step, context.seed("order"))]
         lr = scheduled_lr(config.lr, step, config.steps, config.warmup_steps, config.schedule)
         metrics = learner.step(batch, objective, lr)
-        rows.append(store.update_row(context.paths.run_id, context.key, None, step + 1, metrics))
+        rows.append(update_row(context.paths.run_id, context.key, None, step + 1, metrics))
         tokens += metrics["tokens"]
         if context.progress:
             rate = tokens / (time.monotonic() - started)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import numpy as np
 from pipeline import store
 from pipeline.advantages import outcome_advantages, process_advantages
 from pipeline.protocols import Learner
+from pipeline.rows import update_row
 from pipeline.rundir import StageContext, step_key
 from pipeline.types import Reward, Rollout, StageResult, TrainSequence
 from stages.reward import read_rewards
@@ -32,7 +34,8 @@ def run(context: StageContext, learner: Learner, round_: int, step: int) -> Stag
     for update in updates:
         update["zero_variance_share"] = zero_share
     if not store.has(context.paths, "updates", context.key):
-        store.append(context.paths, "updates", context.key, [_update_row(context, u, round_, step) for u in updates])
+        rows = [update_row(context.paths.run_id, context.key, round_, step, update) for update in updates]
+        store.append(context.paths, "updates", context.key, rows)
     return StageResult(context.key, metrics=mean_metrics(updates))
 
 
@@ -56,7 +59,7 @@ def credit(
     for i, (rollout, advantages) in enumerate(zip(rollouts, tokens, strict=True)):
         process = advantages.tolist() if config.supervision == "process" else None
         rows.append({
-            "rollout_id": rollout.rollout_id, "advantage": float(result.values[i]), "scored": bool(result.scored[i]),
+            "rollout_id": rollout.rollout_id, "advantage": float(result.values[i]) if result.scored[i] else None,
             "group_mean": float(result.group_mean[i]), "group_std": float(result.group_std[i]),
             "zero_variance": bool(result.zero_variance[i]), "token_advantages": process,
         })  # fmt: skip
@@ -105,11 +108,11 @@ def _optimize(
     lr = grpo_lr(context, round_, step)
     if objective.kl_coefficient > 0:
         references = learner.reference_logprobs(sequences, objective.temperature)
-        sequences = [_with(s, ref_logprobs=r) for s, r in zip(sequences, references, strict=True)]
+        sequences = [replace(s, ref_logprobs=r) for s, r in zip(sequences, references, strict=True)]
     if config.epochs * config.minibatches > 1:
         # On-policy with one update the learner takes the detached current logprobs instead: no second forward.
         old = learner.logprobs(sequences, objective.temperature)
-        sequences = [_with(s, old_logprobs=o) for s, o in zip(sequences, old, strict=True)]
+        sequences = [replace(s, old_logprobs=o) for s, o in zip(sequences, old, strict=True)]
     updates = []
     for epoch in range(config.epochs):
         for number, batch in enumerate(_minibatches(context, sequences, round_, step, epoch)):
@@ -146,11 +149,4 @@ def _sequence(rollout: Rollout, advantages: np.ndarray) -> TrainSequence:
     )
 
 
-def _with(sequence: TrainSequence, **changes: Any) -> TrainSequence:
-    from dataclasses import replace
 
-    return replace(sequence, **changes)
-
-
-def _update_row(context: StageContext, update: dict[str, float], round_: int | None, step: int) -> dict[str, Any]:
-    return store.update_row(context.paths.run_id, context.key, round_, step, update)
