@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Callable
 from typing import Any
 
 from rich.console import Console
@@ -19,7 +20,15 @@ STEP_STAGE = re.compile(r"round-\d+/step-\d+/(rollout|reward|update)")
 class Display:
     """Writes to the terminal; without one (a log file, Prefect) the bars stay away and the lines remain."""
 
-    def __init__(self, stages: int, console: Console | None = None, *, quiet: bool = False) -> None:
+    def __init__(
+        self,
+        stages: int,
+        console: Console | None = None,
+        *,
+        quiet: bool = False,
+        also: Callable[[str], None] | None = None,
+    ) -> None:
+        self._also = also  # who else is told each line: the log of the Prefect page
         self.console = console or Console(highlight=False, quiet=quiet, soft_wrap=True)
         self._bars = Progress(
             TextColumn("{task.description:<26}"), BarColumn(bar_width=30), MofNCompleteColumn(),
@@ -70,8 +79,13 @@ class Display:
         rest = f"{_number(row['entropy'], 8, 3)} {_number(row['length'], 7, 1)} {row['tokens_per_second']:7,.0f}"
         self.line(f"{where}{numbers} {rest} {row['seconds']:8.1f}")
 
+    def evaluated(self, name: str, metrics: dict[str, Any]) -> None:
+        """The table comes at the end; the stage's own line has the headline."""
+
     def line(self, text: str) -> None:
         self.console.print(text, markup=False)
+        if self._also is not None:
+            self._also(text)
 
 
 class Throttle:
@@ -91,7 +105,18 @@ class Throttle:
 def headline(metrics: dict[str, Any] | Any) -> str:
     """The few numbers of a stage that people look for."""
     parts = []
-    for name in ("kept", "train", "heldout", "loss", "correct", "pass@1", "greedy", "before/auc", "after/auc", "heldout/auc"):
+    for name in (
+        "kept",
+        "train",
+        "heldout",
+        "loss",
+        "correct",
+        "pass@1",
+        "greedy",
+        "before/auc",
+        "after/auc",
+        "heldout/auc",
+    ):
         value = metrics.get(name)
         if isinstance(value, list | tuple):
             parts.append(f"{name} {_interval(value)}")
@@ -119,10 +144,12 @@ def closing(paths: RunPaths, report: Any) -> list[str]:
     return [
         f"run      {paths.directory}",
         f"report   {report}",
-        "ask      grpoflow sql --run " + paths.run_id + ' "SELECT round, step, avg(correct), avg(len(completion_token_ids))'
-        ' FROM rollouts JOIN rewards USING (rollout_id) WHERE purpose = \'train\' GROUP BY ALL ORDER BY ALL"',
+        "ask      grpoflow sql --run "
+        + paths.run_id
+        + ' "SELECT round, step, avg(correct), avg(len(completion_token_ids))'
+        " FROM rollouts JOIN rewards USING (rollout_id) WHERE purpose = 'train' GROUP BY ALL ORDER BY ALL\"",
         "         grpoflow sql --run " + paths.run_id + ' "SELECT subject, level, avg(correct) FROM rollouts'
-        " JOIN rewards USING (rollout_id) JOIN problems USING (problem_id) GROUP BY ALL ORDER BY 3\"",
+        ' JOIN rewards USING (rollout_id) JOIN problems USING (problem_id) GROUP BY ALL ORDER BY 3"',
     ]
 
 

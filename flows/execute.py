@@ -71,6 +71,13 @@ def build_report(paths: RunPaths) -> Path:
     return build([paths], paths.report("report"))
 
 
+def markdown_report(paths: RunPaths) -> str:
+    """The run's short report for the Prefect page."""
+    from eval.report import build_markdown
+
+    return build_markdown(paths)
+
+
 def check_space(paths: RunPaths) -> None:
     """Refuse to start on a disk that is nearly full. OSError (ENOSPC) says how much is free."""
     free = shutil.disk_usage(paths.directory).free

@@ -34,13 +34,6 @@ def run_recipe(flow: Workflow, engines: Engines) -> dict[str, Any]:
         sampler = engines.sampler("warm-start")
         return reward_model.run(context, sampler, engines.tokenizer, engines.scorer(None), train)
 
-    def evaluate_policy(name: str) -> None:
-        def body(context: Any) -> StageResult:
-            sampler, scorer = engines.sampler(name), engines.scorer(reward_model_after(name, recipe) if learned else None)
-            return evaluate.run(context, sampler, engines.tokenizer, scorer, heldout, checkpoint=name)
-
-        flow.evaluated(name, stage(f"evaluate/{name}", body))
-
     def sample_for_rejection(context: Any) -> StageResult:
         name = f"round-{rounds:02d}"
         scorer = engines.scorer(f"reward-model-{rounds:02d}" if learned else None)
@@ -53,17 +46,20 @@ def run_recipe(flow: Workflow, engines: Engines) -> dict[str, Any]:
     stage("sft", warm_start)
     if learned:
         stage("reward_model", train_reward_model)
-    evaluate_policy("warm-start")
+    evaluate_policy(flow, engines, heldout, "warm-start")
 
     for round_ in range(1, rounds + 1):
         for step in range(1, recipe.grpo.steps + 1):
             explore_and_learn(flow, engines, train, round_, step, learned)
-        stage(f"round-{round_:02d}/refresh", lambda context, r=round_: refresh.run(context, engines.policy_after_round(r), r))
-        evaluate_policy(f"round-{round_:02d}")
+        stage(
+            f"round-{round_:02d}/refresh",
+            lambda context, r=round_: refresh.run(context, engines.policy_after_round(r), r),
+        )
+        evaluate_policy(flow, engines, heldout, f"round-{round_:02d}")
 
     stage("reject", sample_for_rejection)
     stage("regenerate", regenerate)
-    evaluate_policy("final")
+    evaluate_policy(flow, engines, heldout, "final")
     return flow.evaluations
 
 
@@ -76,7 +72,9 @@ def explore_and_learn(
 
     def explore(context: Any) -> StageResult:
         problems = step_problems(context, train, round_, step)
-        return rollout.run(context, engines.sampler(policy_name(round_, step)), engines.tokenizer, problems, round_, step)
+        return rollout.run(
+            context, engines.sampler(policy_name(round_, step)), engines.tokenizer, problems, round_, step
+        )
 
     def pay(context: Any) -> StageResult:
         return reward.run(context, engines.scorer(scored_by), train, f"{key}/rollout")
@@ -92,6 +90,17 @@ def explore_and_learn(
     rewarded = flow.stage(f"{key}/reward", pay)
     updated = flow.stage(f"{key}/update", learn)
     flow.step_done(round_, step, sampled, rewarded, updated)
+
+
+def evaluate_policy(flow: Workflow, engines: Engines, heldout: list[Problem], name: str) -> None:
+    """Evaluate a named policy on the held-out problems, scored by the newest reward model of its time."""
+
+    def body(context: Any) -> StageResult:
+        learned = bool(flow.recipe.rewards.weights.get("reward_model"))
+        scorer = engines.scorer(reward_model_after(name, flow.recipe) if learned else None)
+        return evaluate.run(context, engines.sampler(name), engines.tokenizer, scorer, heldout, checkpoint=name)
+
+    flow.evaluated(name, flow.stage(f"evaluate/{name}", body))
 
 
 def policy_name(round_: int, step: int) -> str:

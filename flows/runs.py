@@ -57,7 +57,9 @@ def find_run(root: Path, run_id: str) -> RunPaths:
     if not paths.recipe_file.is_file():
         runs = run_ids(root)
         close = difflib.get_close_matches(run_id, runs, n=3) or runs[-3:]
-        known = f"; runs there: {', '.join(close)}" if close else "; there are no runs yet: start one with `grpoflow run`"
+        known = (
+            f"; runs there: {', '.join(close)}" if close else "; there are no runs yet: start one with `grpoflow run`"
+        )
         raise ValueError(f"run {run_id!r} is not in {root}{known}")
     return paths
 

@@ -25,8 +25,8 @@ class Observer(Protocol):
     """Who is told what happens; flows.tasks shows it in Prefect, flows.console in the terminal."""
 
     def progress(self, key: str, done: int, total: int, note: str) -> None: ...
-    def line(self, text: str) -> None: ...
     def step(self, row: dict[str, Any]) -> None: ...
+    def evaluated(self, name: str, metrics: dict[str, Any]) -> None: ...
 
 
 def plainly(key: str, body: Callable[[], StageResult], reused: bool) -> StageResult:
@@ -64,8 +64,10 @@ class Workflow:
             observer.progress(self._key, done, total, note)
 
     def evaluated(self, name: str, result: StageResult) -> None:
-        """Keep an evaluation's metrics for the table at the end."""
+        """Keep an evaluation's metrics for the table at the end, and tell every observer."""
         self.evaluations[name] = result.metrics
+        for observer in self._observers:
+            observer.evaluated(name, dict(result.metrics))
 
     def step_done(
         self, round_: int, step: int, sampled: StageResult, rewarded: StageResult, updated: StageResult

@@ -67,5 +67,3 @@ def kept_pairs(paths: RunPaths) -> list[TrainSequence]:
         for r in read_rollouts(paths, "reject")
         if r.rollout_id in ids
     ]
-
-

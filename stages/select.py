@@ -70,7 +70,11 @@ def selection_metrics(selection: Selection) -> dict[str, Any]:
 def problem_row(problem: Problem) -> dict[str, Any]:
     """A row of the problems table: the fields of ``Problem``, with ``meta`` as JSON."""
     row = {field.name: getattr(problem, field.name) for field in fields(problem)}
-    return {**row, "prompt_token_ids": list(problem.prompt_token_ids), "meta": json.dumps(dict(problem.meta), sort_keys=True)}
+    return {
+        **row,
+        "prompt_token_ids": list(problem.prompt_token_ids),
+        "meta": json.dumps(dict(problem.meta), sort_keys=True),
+    }
 
 
 def write_set_aside(file: Path, rows: Sequence[SetAside]) -> None:

@@ -147,6 +147,3 @@ def _sequence(rollout: Rollout, advantages: np.ndarray) -> TrainSequence:
         sampling_logprobs=np.asarray(rollout.sampling_logprobs, dtype=np.float32),
         truncated=rollout.finish_reason == "length",
     )
-
-
-

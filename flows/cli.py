@@ -1,0 +1,200 @@
+"""The command line: thin, each command imports what it needs when it runs, so that ``--help`` is immediate."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+app = typer.Typer(
+    name="grpoflow", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
+    help="The whole reasoning post-training recipe of DeepSeekMath and DeepSeek-R1 as one restartable workflow.",
+)  # fmt: skip
+
+Root = Annotated[str, typer.Option("--root", help="Folder of all runs.")]
+Overrides = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one field, such as grpo.group_size=16.")
+]
+Run = Annotated[str | None, typer.Option("--run", help="One run; all runs when not given.")]
+Out = Annotated[Path | None, typer.Option("--out", help="File to write.")]
+Home = Annotated[Path | None, typer.Option("--home", help="State folder of server and worker; default .grpoflow.")]
+
+
+@app.command()
+def run(
+    recipe: Annotated[str | None, typer.Option(help="Name of a recipe, or a .toml file.")] = None,
+    set_: Overrides = None,
+    run_id: Annotated[str | None, typer.Option(help="Name of the run; the same name continues it.")] = None,
+    resume_from: Annotated[
+        str | None, typer.Option(help="Stage key of --run-id from which a child run branches off.")
+    ] = None,
+    root: Root = "runs",
+    prefect: Annotated[
+        bool, typer.Option(help="Show the run in Prefect; a server is started when none answers.")
+    ] = True,
+) -> None:
+    """Run the whole recipe here, or what is left of it."""
+    from flows.runs import open_run
+
+    resolved, paths = open_run(recipe, set_ or [], run_id, resume_from, Path(root))
+    if not prefect:
+        from flows.execute import execute
+
+        execute(resolved, paths)
+        return
+    from flows.service import Service
+
+    service = Service()
+    if not os.environ.get("PREFECT_API_URL"):
+        print("Prefect: connecting to the local server, which starts when none answers …", flush=True)
+    with service.server() as url:
+        os.environ.update(service.environment(url))
+        quiet_prefect()
+        print(f"Prefect: {url.removesuffix('/api')} shows this run while it works", flush=True)
+        from flows.deployed import run_here
+
+        run_here(None, [], paths.run_id, None, root)
+
+
+@app.command()
+def up(home: Home = None) -> None:
+    """Start the Prefect server and a worker on this machine, with the deployments in place."""
+    from flows.service import Service
+
+    Service(home).up()
+
+
+@app.command()
+def down(home: Home = None) -> None:
+    """Cancel live runs, then end the worker and the server that `up` started."""
+    from flows.service import Service
+
+    Service(home).down()
+
+
+@app.command()
+def doctor(root: Root = "runs", home: Home = None) -> None:
+    """Look at server, worker, database, stale runs and locks; exit status 1 when something is wrong."""
+    from flows.service import Service
+
+    rows = Service(home).doctor(Path(root))
+    for what, good, details in rows:
+        print(f"{'ok' if good else 'BAD':<4} {what:<12} {details}")
+    if not all(good for _, good, _ in rows):
+        raise typer.Exit(1)
+
+
+@app.command()
+def status(run_id: Annotated[str | None, typer.Argument(metavar="[RUN]")] = None, root: Root = "runs") -> None:
+    """Stages done, running and to do, and the rewards so far; of all runs when none is named."""
+    from flows.status import print_run, print_runs
+
+    if run_id is None:
+        print_runs(Path(root))
+    else:
+        print_run(Path(root), run_id)
+
+
+@app.command()
+def sql(
+    query: Annotated[str | None, typer.Argument(help="One reading statement.")] = None,
+    run_id: Run = None,
+    format_: Annotated[str, typer.Option("--format", help="table, csv, json or parquet.")] = "table",
+    out: Out = None,
+    named: Annotated[str | None, typer.Option(help="One of the queries of --list.")] = None,
+    list_: Annotated[bool, typer.Option("--list", help="Show the named queries.")] = False,
+    schema: Annotated[bool, typer.Option("--schema", help="Show every table's columns.")] = False,
+    root: Root = "runs",
+) -> None:
+    """Ask the rollout history of one run or of all."""
+    from flows.ask import answer
+
+    answer(query, run_id, Path(root), format_=format_, out=out, named=named, list_=list_, schema=schema)
+
+
+@app.command()
+def grade(
+    cases: Annotated[Path, typer.Argument(help="JSON lines with id, gold and completion.")],
+    out: Out = None,
+    explain: Annotated[str | None, typer.Option(metavar="ID", help="Show how this row was judged.")] = None,
+) -> None:
+    """Judge answers by the verifier."""
+    from rewards.grade import grade as grade_file
+
+    grade_file(cases, out=out, explain=explain)
+
+
+@app.command()
+def report(
+    runs: Annotated[list[str] | None, typer.Argument(metavar="RUN …")] = None, out: Out = None, root: Root = "runs"
+) -> None:
+    """One HTML file with pictures inside, of one run or of several side by side; of every run, with an index, when none is named."""
+    from flows.evaluate import report_all
+    from flows.runs import find_run
+
+    if not runs:
+        index, _ = report_all(Path(root))
+        print(index)
+        return
+    from eval.report import build_report
+
+    chosen = [find_run(Path(root), run_id) for run_id in runs]
+    print(build_report(chosen, out or chosen[0].report("report" if len(chosen) == 1 else "compare")))
+
+
+@app.command()
+def compare(run_a: str, run_b: str, root: Root = "runs", checkpoint: str = "final") -> None:
+    """The paired difference of two runs on their common held-out problems, with its interval."""
+    from eval.compare import compare_runs
+    from flows.runs import find_run
+
+    for line in compare_runs(find_run(Path(root), run_a), find_run(Path(root), run_b), checkpoint=checkpoint):
+        print(line)
+
+
+def quiet_prefect() -> None:
+    """Prefect's own INFO lines go to its page; the terminal keeps its warnings."""
+    import prefect.logging  # noqa: F401 - the import sets the handlers up
+
+    for name in ("prefect", "prefect.flow_runs", "prefect.task_runs"):
+        for handler in logging.getLogger(name).handlers:
+            if type(handler).__name__ == "PrefectConsoleHandler":
+                handler.setLevel(logging.WARNING)
+
+
+def main() -> None:
+    """Exit status 0 only when all of it worked; 2 with one line for a mistake that the user can mend."""
+    try:
+        app(standalone_mode=False)
+    except typer.Exit as stop:
+        sys.exit(stop.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(fail("stopped; the same command continues where it was", 130))
+    except (ValueError, FileNotFoundError, BlockingIOError, PermissionError) as error:
+        sys.exit(fail(str(error), 2))
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EROFS, errno.EDQUOT):
+            raise
+        sys.exit(fail(f"{error.strerror}: {error.filename or ''} free space, then the same command continues", 2))
+    except RuntimeError as error:
+        sys.exit(fail(str(error), 1))
+    except Exception as error:
+        if hasattr(error, "format_message"):  # what the command line itself refuses: typer carries its own click
+            sys.exit(fail(f"{error.format_message()} (grpoflow --help)", 2))
+        raise
+
+
+def fail(message: str, status: int) -> int:
+    """Print one line to stderr."""
+    line: Any = " ".join(message.split())
+    print(f"grpoflow: {line}", file=sys.stderr)
+    return status
+
+
+if __name__ == "__main__":
+    main()

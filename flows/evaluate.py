@@ -1,0 +1,72 @@
+"""The scheduled report: checkpoints without an evaluation get one, every report and the index of all runs are rebuilt."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from flows.console import Display
+from flows.execute import build_report, logged
+from flows.runs import read_recipe, run_ids
+from flows.workflow import Execute, Observer, Workflow, plainly
+from pipeline.config import Recipe
+from pipeline.rundir import RunPaths, locked, read_result
+
+logger = logging.getLogger(__name__)
+
+
+def report_all(
+    root: Path,
+    *,
+    execute_stage: Execute = plainly,
+    observers: tuple[Observer, ...] = (),
+    say: Callable[[str], Any] = print,
+) -> tuple[Path, list[str]]:
+    """Returns the index and one line a run. Safe to call at any time: what is evaluated is never evaluated again."""
+    from eval.index import build_index
+
+    lines = []
+    for run_id in run_ids(root):
+        paths = RunPaths(root, run_id)
+        try:
+            with locked(paths), logged(paths):
+                done = evaluate_missing(read_recipe(paths), paths, execute_stage, observers)
+                build_report(paths)
+        except BlockingIOError:
+            line = f"{run_id}: at work, left alone"
+        else:
+            line = f"{run_id}: {'evaluated ' + ', '.join(done) if done else 'nothing new'}"
+        say(line)
+        lines.append(line)
+    return build_index(root), lines
+
+
+def evaluate_missing(
+    recipe: Recipe, paths: RunPaths, execute_stage: Execute = plainly, observers: tuple[Observer, ...] = ()
+) -> list[str]:
+    """Evaluate the named checkpoints of a run that are on disk and have no complete evaluation; returns their names."""
+    names = ["warm-start", *(f"round-{r:02d}" for r in range(1, recipe.grpo.rounds + 1)), "final"]
+    missing = [n for n in names if read_result(paths, f"evaluate/{n}") is None and is_made(paths, n)]
+    if not missing:
+        return []
+    import torch
+
+    from flows.engines import Engines
+    from flows.recipe import evaluate_policy
+    from stages.select import load_problems
+
+    torch.set_num_threads(recipe.runtime.threads)
+    heldout = [problem for problem in load_problems(paths) if problem.split == "heldout"]
+    flow = Workflow(recipe, paths, Display(len(missing), quiet=True), execute_stage, observers)
+    with Engines(recipe, paths, flow.progress) as engines:
+        for name in missing:
+            evaluate_policy(flow, engines, heldout, name)
+    return missing
+
+
+def is_made(paths: RunPaths, name: str) -> bool:
+    """Whether the stage that writes this checkpoint is complete."""
+    stage = {"warm-start": "sft", "final": "regenerate"}.get(name, f"{name}/refresh")
+    return read_result(paths, stage) is not None
