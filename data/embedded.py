@@ -151,11 +151,12 @@ def worked_solution(sums: tuple[Sum, ...], *, careful: bool) -> str:
 
 
 def _at_once(s: Sum) -> str:
-    return f"{s[0]} {s[1]} {s[2]} = {_value(s)}."
+    """``345+278=623``. No spaces: in a vocabulary of single digits each of them would be a token."""
+    return f"{s[0]}{s[1]}{s[2]}={_value(s)}"
 
 
 def _columns(s: Sum) -> str:
-    """``345 + 278: 5 + 8 = 13, 4 + 7 + 1 = 12, 3 + 2 + 1 = 6. So 623.``; differences borrow: ``12 - 8 - 1 = 3``."""
+    """``345+278: 5+8=13 4+7+1=12 3+2+1=6 so 623``, the ones first; differences borrow: ``12-8-1=3``."""
     left, sign, right = s
     width = max(len(str(left)), len(str(right)))
     columns = []
@@ -165,9 +166,9 @@ def _columns(s: Sum) -> str:
         if sign == "-" and top < bottom + carry:
             top += 10
         value = top + bottom + carry if sign == "+" else top - bottom - carry
-        columns.append(f"{top} {sign} {bottom}{f' {sign} 1' if carry else ''} = {value}")
+        columns.append(f"{top}{sign}{bottom}{f'{sign}1' if carry else ''}={value}")
         carry = int(value >= 10) if sign == "+" else int(top >= 10)
-    return f"{left} {sign} {right}: {', '.join(columns)}. So {_value(s)}."
+    return f"{left}{sign}{right}: {' '.join(columns)} so {_value(s)}"
 
 
 def _value(s: Sum) -> int:

@@ -26,8 +26,6 @@ CHAT_TEMPLATE = (
     "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}<|end|>{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
-WORD_PIECES = r"\p{N}| ?\p{L}+(?: (?=\p{N}))?| ?[^\s\p{L}\p{N}]+ ?|\s+"
-"""Single digits; a word may take the space on either side before a number, signs take theirs (`` + `` is one token)."""
 
 
 def build_embedded(shape: EmbeddedModel, corpus: Iterable[str], seed: int, directory: Path) -> Path:
@@ -78,18 +76,17 @@ def _initialise(model: nn.Module, generator: torch.Generator) -> None:
 
 
 def train_tokenizer(corpus: Iterable[str], shape: EmbeddedModel) -> PreTrainedTokenizerBase:
-    """A byte-level BPE tokenizer with single digits: any text encodes, and decodes back to itself."""
-    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast
+    """A byte-level BPE tokenizer with single digits: any text encodes, and decodes back to itself (in NFC form).
 
+    Words are cut as Qwen2 cuts them: whatever the folder says, AutoTokenizer, and vLLM with it, gives every model of
+    type qwen2 that class, and with any other cut the ids would change when the folder is loaded.
+    """
+    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+    from transformers import Qwen2Tokenizer
+
+    empty = Qwen2Tokenizer().backend_tokenizer
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(WORD_PIECES), behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
-    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.normalizer, tokenizer.pre_tokenizer = empty.normalizer, empty.pre_tokenizer
     trainer = trainers.BpeTrainer(
         vocab_size=shape.vocabulary,
         special_tokens=list(SPECIAL_TOKENS),
@@ -97,11 +94,14 @@ def train_tokenizer(corpus: Iterable[str], shape: EmbeddedModel) -> PreTrainedTo
         show_progress=False,
     )
     tokenizer.train_from_iterator(corpus, trainer)
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
+    trained = json.loads(tokenizer.to_str())["model"]
+    return Qwen2Tokenizer(
+        vocab=trained["vocab"],
+        merges=[tuple(merge) for merge in trained["merges"]],
+        unk_token=None,
         pad_token=PAD,
         eos_token=END,
-        additional_special_tokens=[USER, ASSISTANT, SYSTEM],
+        extra_special_tokens=[USER, ASSISTANT, SYSTEM],
         chat_template=CHAT_TEMPLATE,
         model_max_length=shape.context,
         clean_up_tokenization_spaces=False,
