@@ -133,7 +133,7 @@ def grade(
 def report(
     runs: Annotated[list[str] | None, typer.Argument(metavar="RUN …")] = None, out: Out = None, root: Root = "runs"
 ) -> None:
-    """One HTML file with pictures inside, of one run or of several side by side; of every run, with an index, when none is named."""
+    """One HTML file with pictures inside, of one run or several side by side; of all, with an index, when none is named."""
     from flows.evaluate import report_all
     from flows.runs import find_run
 

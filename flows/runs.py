@@ -121,10 +121,7 @@ def _open_child(
         raise ValueError("resume-from needs run-id: the run to branch off")
     parent = find_run(root, run_id)
     old = read_recipe(parent)
-    if recipe_name is None:
-        recipe = _overridden(parent, overrides)
-    else:
-        recipe = load_recipe(recipe_name, overrides)
+    recipe = _overridden(parent, overrides) if recipe_name is None else load_recipe(recipe_name, overrides)
     keys = stage_keys(recipe)
     if resume_from not in keys:
         close = difflib.get_close_matches(resume_from, keys, n=3, cutoff=0.3)

@@ -1,0 +1,100 @@
+"""Opening runs: new ones, the same again, children; and what is refused."""
+
+import pytest
+
+from flows.runs import changed_fields, find_run, first_stage, open_run, read_recipe
+from pipeline.config import load_recipe
+from pipeline.rundir import locked, stage_keys, write_result
+from pipeline.types import StageResult
+
+SMALL = ["grpo.rounds=2", "grpo.steps=2"]
+
+
+def complete(paths, recipe, until):
+    for key in stage_keys(recipe):
+        if key == until:
+            return
+        write_result(paths, StageResult(key))
+
+
+def test_the_same_command_continues_the_same_run(tmp_path):
+    recipe, paths = open_run("embedded", SMALL, None, None, tmp_path)
+    again, same = open_run("embedded", SMALL, None, None, tmp_path)
+    assert same == paths
+    assert again == recipe == read_recipe(paths)
+
+
+def test_run_id_alone_continues_with_the_recipe_the_run_was_started_with(tmp_path):
+    recipe, _ = open_run("embedded", [*SMALL, "seed=7"], "mine", None, tmp_path)
+    again, _ = open_run(None, [], "mine", None, tmp_path)
+    assert again == recipe
+
+
+def test_another_recipe_under_the_same_id_is_refused_with_three_ways_out(tmp_path):
+    open_run("embedded", SMALL, "mine", None, tmp_path)
+    with pytest.raises(ValueError, match=r"seed differ.*\(1\).*\(2\).*\(3\)"):
+        open_run("embedded", [*SMALL, "seed=1"], "mine", None, tmp_path)
+
+
+def test_a_child_inherits_the_stages_before_its_resume_point(tmp_path):
+    recipe, parent = open_run("embedded", SMALL, "mine", None, tmp_path)
+    complete(parent, recipe, "round-02/refresh")
+    _, child = open_run(None, [], "mine", "round-01/step-0002/update", tmp_path)
+    assert child.run_id == "mine-r1"
+    assert child.owner("round-01/step-0002/reward") == parent
+    assert child.owner("round-01/step-0002/update") is None
+    _, second = open_run(None, [], "mine", "sft", tmp_path)
+    assert second.run_id == "mine-r2"
+    assert second.owner("select") == parent
+
+
+def test_a_child_may_change_only_what_later_stages_read(tmp_path):
+    recipe, parent = open_run("embedded", SMALL, "mine", None, tmp_path)
+    complete(parent, recipe, "reject")
+    child, _ = open_run(None, ["reject.samples=3"], "mine", "reject", tmp_path)
+    assert child.reject.samples == 3
+    with pytest.raises(ValueError, match=r"another grpo\.lr: stage round-01/step-0001/rollout reads it"):
+        open_run(None, ["grpo.lr=1e-3"], "mine", "reject", tmp_path)
+
+
+def test_resuming_from_a_stage_whose_predecessor_is_not_complete_names_it(tmp_path):
+    recipe, parent = open_run("embedded", SMALL, "mine", None, tmp_path)
+    complete(parent, recipe, "reward_model")
+    with pytest.raises(ValueError, match=r"stage reward_model of run mine is not complete"):
+        open_run(None, [], "mine", "round-01/step-0001/rollout", tmp_path)
+
+
+def test_unknown_stage_and_run_name_the_nearest(tmp_path):
+    open_run("embedded", SMALL, "mine", None, tmp_path)
+    with pytest.raises(ValueError, match="nearest: .*round-01/step-0001/rollout"):
+        open_run(None, [], "mine", "round-01/step-1/rollout", tmp_path)
+    with pytest.raises(ValueError, match="run 'mien' is not in .*mine"):
+        find_run(tmp_path, "mien")
+    with pytest.raises(ValueError, match="resume-from needs run-id"):
+        open_run("embedded", SMALL, None, "reject", tmp_path)
+
+
+@pytest.mark.parametrize("run_id", ["../up", "a/b", "-x", "a" * 101])
+def test_a_run_id_cannot_leave_the_root(tmp_path, run_id):
+    with pytest.raises(ValueError, match="expected letters"):
+        open_run("embedded", SMALL, run_id, None, tmp_path)
+
+
+def test_a_second_process_on_the_same_run_is_refused_and_a_dead_one_does_not_block(tmp_path):
+    _, paths = open_run("embedded", SMALL, "mine", None, tmp_path)
+    with locked(paths), pytest.raises(BlockingIOError, match="pid .* wait for it"), locked(paths):
+        pass
+    with locked(paths):
+        pass
+
+
+def test_every_section_of_the_recipe_has_a_first_stage_that_exists():
+    recipe = load_recipe("embedded", SMALL)
+    order = stage_keys(recipe)
+    for section in type(recipe).model_fields:
+        stage = first_stage(section, order)
+        assert stage is None or stage in order
+
+
+def test_changed_fields_are_named_in_full():
+    assert changed_fields({"a": {"b": 1, "c": 2}, "d": 3}, {"a": {"b": 1, "c": 4}, "e": 3}) == ["a.c", "d", "e"]
