@@ -62,6 +62,21 @@ def run(
 
 
 @app.command()
+def init(
+    file: Annotated[Path, typer.Argument(help="The .toml file to write.")] = Path("recipe.toml"),
+    recipe: Annotated[str, typer.Option(help="The recipe to start from.")] = "embedded",
+) -> None:
+    """Write a recipe with every field and what changing it does, to edit."""
+    from pipeline.config import load_recipe
+    from pipeline.config.write import commented_toml
+
+    if file.exists():
+        raise ValueError(f"{file} exists and is left as it is; name another file")
+    file.write_text(commented_toml(load_recipe(recipe, [f"name={file.stem}"])), encoding="utf-8")
+    print(f"{file}: edit it, then grpoflow run --recipe {file}")
+
+
+@app.command()
 def up(home: Home = None) -> None:
     """Start the Prefect server and a worker on this machine, with the deployments in place."""
     from flows.service import Service

@@ -24,7 +24,9 @@ def test_a_root_package_is_ours(package):
 
 @pytest.mark.parametrize("module", ["pipeline.types", "pipeline.config", "flows.cli", "flows.runs", "flows.console"])
 def test_light_modules_load_no_heavy_library(module):
-    code = f"import sys, {module}; print(*[m for m in ('torch', 'vllm', 'prefect', 'transformers') if m in sys.modules])"
+    code = (
+        f"import sys, {module}; print(*[m for m in ('torch', 'vllm', 'prefect', 'transformers') if m in sys.modules])"
+    )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.split() == []
 

@@ -5,6 +5,7 @@ import re
 import pytest
 
 from pipeline.config import load_recipe, recipe_names
+from pipeline.config.write import commented_toml
 from pipeline.rundir import stage_keys
 
 
@@ -83,3 +84,11 @@ def test_stage_keys_come_in_the_order_of_work():
         "round-01/step-0001/reward", "round-01/step-0001/update", "round-01/refresh", "evaluate/round-01",
         "reject", "regenerate", "evaluate/final",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_a_recipe_written_out_with_comments_reads_back_as_it_was(name, tmp_path):
+    file = tmp_path / "mine.toml"
+    file.write_text(commented_toml(load_recipe(name)))
+    assert load_recipe(str(file)) == load_recipe(name)
+    assert "# Seconds for one verdict" in file.read_text()

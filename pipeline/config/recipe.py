@@ -22,7 +22,6 @@ from pipeline.config.rewards import RewardConfig, RewardModelConfig
 from pipeline.config.section import Section
 from pipeline.config.training import GRPOConfig, RegenerateConfig, RejectConfig, SFTConfig
 
-
 FILLED_IN = ("grpo.objective.temperature", "grpo.objective.max_tokens")
 """Fields that take the sampler's value, so that sampler and learner can never disagree."""
 
@@ -153,9 +152,13 @@ def _read(recipe: str) -> dict[str, Any]:
     elif path.suffix == ".toml" and path.is_file():
         text = path.read_text(encoding="utf-8")
     elif path.suffix == ".toml":
-        raise ValueError(f"recipe {recipe}: no such file; name an existing .toml file or one of {', '.join(recipe_names())}")
+        raise ValueError(
+            f"recipe {recipe}: no such file; name an existing .toml file or one of {', '.join(recipe_names())}"
+        )
     else:
-        raise ValueError(f"recipe {recipe!r} is unknown{_nearest(recipe, recipe_names())}; known: {', '.join(recipe_names())}, or a path to a .toml file")
+        raise ValueError(
+            f"recipe {recipe!r} is unknown{_nearest(recipe, recipe_names())}; known: {', '.join(recipe_names())}, or a path to a .toml file"
+        )
     try:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -189,7 +192,9 @@ def _override(data: dict[str, Any], override: str) -> None:
     except tomllib.TOMLDecodeError:
         value = text.strip()  # a bare word is a string: --set model.name=Qwen/Qwen2.5-0.5B
     if key.strip() in FILLED_IN:
-        raise ValueError(f"--set {override!r}: {key.strip()} is filled in from sampler.{key.strip().split('.')[-1]}; set that")
+        raise ValueError(
+            f"--set {override!r}: {key.strip()} is filled in from sampler.{key.strip().split('.')[-1]}; set that"
+        )
     *parents, last = key.strip().split(".")
     table: Any = data
     for parent in parents:
