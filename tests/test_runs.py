@@ -66,9 +66,9 @@ def test_resuming_from_a_stage_whose_predecessor_is_not_complete_names_it(tmp_pa
 
 def test_unknown_stage_and_run_name_the_nearest(tmp_path):
     open_run("embedded", SMALL, "mine", None, tmp_path)
-    with pytest.raises(ValueError, match="nearest: .*round-01/step-0001/rollout"):
+    with pytest.raises(ValueError, match=r"nearest: .*round-01/step-0001/rollout"):
         open_run(None, [], "mine", "round-01/step-1/rollout", tmp_path)
-    with pytest.raises(ValueError, match="run 'mien' is not in .*mine"):
+    with pytest.raises(ValueError, match=r"run 'mien' is not in .*mine"):
         find_run(tmp_path, "mien")
     with pytest.raises(ValueError, match="resume-from needs run-id"):
         open_run("embedded", SMALL, None, "reject", tmp_path)
@@ -82,7 +82,7 @@ def test_a_run_id_cannot_leave_the_root(tmp_path, run_id):
 
 def test_a_second_process_on_the_same_run_is_refused_and_a_dead_one_does_not_block(tmp_path):
     _, paths = open_run("embedded", SMALL, "mine", None, tmp_path)
-    with locked(paths), pytest.raises(BlockingIOError, match="pid .* wait for it"), locked(paths):
+    with locked(paths), pytest.raises(BlockingIOError, match=r"pid .* wait for it"), locked(paths):
         pass
     with locked(paths):
         pass

@@ -157,7 +157,8 @@ def _read(recipe: str) -> dict[str, Any]:
         )
     else:
         raise ValueError(
-            f"recipe {recipe!r} is unknown{_nearest(recipe, recipe_names())}; known: {', '.join(recipe_names())}, or a path to a .toml file"
+            f"recipe {recipe!r} is unknown{_nearest(recipe, recipe_names())}; known: {', '.join(recipe_names())}, or a "
+            f"path to a .toml file"
         )
     try:
         data = tomllib.loads(text)

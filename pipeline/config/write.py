@@ -35,12 +35,8 @@ def _section(section: Section, path: str) -> list[str]:
 
 def _value(value: Any) -> str:
     if isinstance(value, Section):
-        set_fields = {name: getattr(value, name) for name in type(value).model_fields}
-        parts = [
-            f"{n} = {_value(v)}"
-            for n, v in set_fields.items()
-            if v is not None and v != type(value).model_fields[n].default
-        ]
+        fields = {name: (getattr(value, name), field.default) for name, field in type(value).model_fields.items()}
+        parts = [f"{n} = {_value(v)}" for n, (v, default) in fields.items() if n == "name" or (v and v != default)]
         return "{" + ", ".join(parts) + "}"
     if isinstance(value, dict):
         return "{" + ", ".join(f"{json.dumps(k)} = {_value(v)}" for k, v in value.items()) + "}"
