@@ -6,9 +6,9 @@ last one. Keys are left-aligned: column j of a row is its token j.
 
 The attention is plugged into the model through transformers' attention interface, so any causal LM that uses the
 interface works as it is (grouped heads, sliding window, rotary scaling, logit soft caps). It multiplies the queries of a
-group of heads at once instead of repeating the keys for each. Its two matrix products and the softmax give a row the
-same bits whatever the other rows and however long the padding (padding weights are exactly 0), which the fused kernels
-for the CPU do not.
+group of heads at once instead of repeating the keys for each. In float32 on the CPU it gives a row the same bits
+whatever the other rows and however long the padding: lengths are multiples of CHUNK, and values are summed a chunk at
+a time, so that a longer batch only adds exact zeros. The fused kernels for the CPU do not do that.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from torch import nn
 
 ATTENTION = "grpoflow"
 """The name under which the attention is registered."""
+CHUNK = 64
+"""Columns whose values are summed in one product. One product over all columns would round by the batch's length."""
 
 
 class PromptStates:
@@ -61,6 +63,7 @@ class SlotCache:
     """Keys and values of the running completions, and for each step where they write and what they see."""
 
     def __init__(self, states: PromptStates, slots: int, capacity: int) -> None:
+        capacity = round_up(capacity, CHUNK)
         heads, _, width = states.keys[0].shape[1:]
         first = states.keys[0]
         # Zeros, not empty: a masked column has weight 0, and 0 times a stray NaN is NaN.
@@ -90,11 +93,12 @@ class SlotCache:
         """One token a row comes next: row i writes column ``position[i]``; no row sees column ``length`` or later."""
         self.count = position.shape[0]
         self._position = position
-        self._length = length
+        self._length = round_up(length, CHUNK)
         self._masks = {}
 
     def update(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write a layer's new keys and values [N >= n, kv_heads, 1, head_dim]; views [n, kv_heads, L, head_dim]."""
+        """Write a layer's new keys and values [N >= n, kv_heads, 1, head_dim]; views [n, kv_heads, L, head_dim], L a
+        multiple of CHUNK (what a row does not see of them is masked)."""
         n = self.count
         rows = self._rows[:n]
         keys, values = self.block[layer, 0], self.block[layer, 1]
@@ -152,10 +156,27 @@ def slot_attention(
     split = scores.view(rows, groups, heads // groups, tokens, keys.shape[2])
     split += mask[:, :, None]
     weights = torch.softmax(scores, -1, dtype=torch.float32).to(query.dtype)
-    mixed = torch.matmul(weights, values).view(rows, heads, tokens, values.shape[3]).transpose(1, 2)
+    mixed = _mix(weights, values).view(rows, heads, tokens, values.shape[3]).transpose(1, 2)
     if rows < batch:
         mixed = torch.cat([mixed, mixed.new_zeros((batch - rows, *mixed.shape[1:]))])
     return mixed.contiguous(), None
+
+
+def _mix(weights: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """[n, kv_heads, queries, head_dim]: weights [n, kv_heads, queries, L] times values [n, kv_heads, L, head_dim]."""
+    length = values.shape[2]
+    if length <= CHUNK or values.dtype != torch.float32 or values.device.type != "cpu":
+        return torch.matmul(weights, values)
+    left, right = weights.flatten(0, 1), values.flatten(0, 1)
+    mixed = torch.bmm(left[..., :CHUNK], right[:, :CHUNK])
+    for start in range(CHUNK, length, CHUNK):
+        mixed.baddbmm_(left[..., start : start + CHUNK], right[:, start : start + CHUNK])
+    return mixed.unflatten(0, weights.shape[:2])
+
+
+def round_up(n: int, multiple: int) -> int:
+    """The smallest multiple of ``multiple`` that is at least ``n``."""
+    return -(-n // multiple) * multiple
 
 
 def register_attention() -> None:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from pipeline.backends.decode_cache import ATTENTION, PromptStates, SlotCache, register_attention
+from pipeline.backends.decode_cache import ATTENTION, CHUNK, PromptStates, SlotCache, register_attention, round_up
 from pipeline.backends.sampling import UniformStream, draw_uniforms, pick_tokens
 from pipeline.backends.stopping import StopStrings, end_ids
 from pipeline.protocols import PolicyVersion, Progress, SamplingParams, no_progress
@@ -138,12 +138,12 @@ class _Batch:
 
     def _size(self, prompts: Sequence[Sequence[int]], total: int) -> None:
         longest = max(len(prompt) for prompt in prompts)
-        self.capacity = longest + self.params.max_tokens
+        self.capacity = round_up(longest + self.params.max_tokens, CHUNK)
         self.slots = min(total, self.cache_tokens // self.capacity)
         if self.slots < 1:
             raise ValueError(
                 f"sampler.cache_tokens is {self.cache_tokens}, but the longest prompt ({longest} tokens) and max_tokens "
-                f"({self.params.max_tokens}) need {self.capacity} for one completion: raise it or lower max_tokens"
+                f"({self.params.max_tokens}) need {self.capacity} (rounded up) for one completion: raise it or lower max_tokens"
             )
         self.position = np.zeros(self.slots, dtype=np.int64)
         self.age = np.zeros(self.slots, dtype=np.int64)
@@ -186,7 +186,7 @@ class _Batch:
         """States and last logits of these prompts, each padded on the left to a multiple of ROWS: a padded length that
         depends on the prompt alone, so that its bits do too."""
         indices.sort(key=lambda p: len(prompts[p]))
-        for padded, group in itertools.groupby(indices, key=lambda p: _round_up(len(prompts[p]))):
+        for padded, group in itertools.groupby(indices, key=lambda p: round_up(len(prompts[p]), ROWS)):
             members = list(group)
             ids = torch.zeros((len(members), padded), dtype=torch.long)
             for i, p in enumerate(members):
@@ -203,7 +203,7 @@ class _Batch:
     def _decode(self) -> None:
         """One token for every running completion."""
         n = len(self.rows)
-        padded = _round_up(n)
+        padded = round_up(n, ROWS)
         assert self.cache is not None
         position = torch.zeros((padded, 1), dtype=torch.long)
         ids = torch.zeros((padded, 1), dtype=torch.long)
@@ -274,10 +274,6 @@ class _Batch:
                 self.rows[t] = self.rows[s]
         self.finished[:n] = False
         del self.rows[len(keep) :]
-
-
-def _round_up(n: int) -> int:
-    return -(-n // ROWS) * ROWS
 
 
 def _device(name: str) -> torch.device:
