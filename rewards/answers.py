@@ -16,6 +16,7 @@ __all__ = ["canonical", "clean", "extract_answer"]
 
 CHAT_TOKEN = re.compile(r"<[|｜][^|｜<>]{0,60}[|｜]>")
 BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])")
+LONGEST_SENTENCE = 4000
 BETWEEN_BOXES = re.compile(r"(?:\s|[,;.$&~]|\\q?quad|\\[,;! ]|and|or|\\text\{\s*(?:and|or)\s*\})*")
 BARE_TOKEN = re.compile(r"[-+]?\d[\d.,]*|\\[A-Za-z]+|[A-Za-z]")
 LONGEST_GAP = 200
@@ -121,11 +122,9 @@ def _after_marker(text: str) -> str | None:
     hashes = [match[1].strip() for match in HASHES.finditer(text) if not HEADING.fullmatch(match[1])]
     if hashes:
         return hashes[-1]
-    phrase = None
-    for phrase in PHRASE.finditer(text):
-        pass
-    if phrase is not None:
-        return _sentence_answer(text[phrase.end() : phrase.end() + 4000])
+    phrases = [match.end() for match in PHRASE.finditer(text)]
+    if phrases:
+        return _sentence_answer(text[phrases[-1] : phrases[-1] + LONGEST_SENTENCE])
     last = text.rstrip().rpartition("\n")[2]
     line = LAST_LINE.fullmatch(last.strip())
     return line[1] if line else None

@@ -5,69 +5,19 @@ from __future__ import annotations
 import re
 
 SCALES = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
-UNIT_STOP_WORDS = frozenset(
-    [
-        "and",
-        "or",
-        "to",
-        "not",
-        "is",
-        "are",
-        "if",
-        "then",
-        "else",
-        "the",
-        "a",
-        "an",
-        "of",
-        "with",
-        "where",
-        "when",
-        "but",
-        "no",
-        "yes",
-        "only",
-        "maybe",
-        "either",
-        "neither",
-        "both",
-        "any",
-        "all",
-        "more",
-        "less",
-        "most",
-        "least",
-        "at",
-        "i",
-        "x",
-        "y",
-        "z",
-        "than",
-        "so",
-        "because",
-        "infinity",
-        "pi",
-        "e",
-        "sqrt",
-        "sin",
-        "cos",
-        "tan",
-        "log",
-        "ln",
-        "lim",
-        "sum",
-        "mod",
-        "choose",
-    ]
-)
+_STOP = """and or to not is are if then else the a an of with where when but no yes only maybe either neither both any
+all more less most least at i x y z than so because infinity pi e sqrt sin cos tan log ln lim sum mod choose"""
+UNIT_STOP_WORDS = frozenset(_STOP.split())
 _ALIASES = {
     "dollar": "dollar dollars usd buck bucks", "cent": "cent cents", "euro": "euro euros eur", "pound": "gbp",
     "yuan": "yuan rmb cny 元 块 人民币", "yen": "yen jpy 円",
-    "mm": "mm millimeter millimeters millimetre millimetres", "km": "km kms kilometer kilometers kilometre kilometres 千米 公里",
+    "mm": "mm millimeter millimeters millimetre millimetres",
+    "km": "km kms kilometer kilometers kilometre kilometres 千米 公里",
     "cm": "cm cms centimeter centimeters centimetre centimetres 厘米", "m": "m meter meters metre metres 米",
     "in": "in inch inches", "ft": "ft foot feet", "yd": "yd yard yards", "mi": "mi mile miles",
     "g": "g gram grams gramme 克", "kg": "kg kgs kilogram kilograms 千克 公斤", "mg": "mg milligram milligrams",
-    "lb": "lb lbs pound pounds", "oz": "oz ounce ounces", "l": "l liter liters litre litres 升", "ml": "ml milliliter milliliters",
+    "lb": "lb lbs pound pounds", "oz": "oz ounce ounces",
+    "l": "l liter liters litre litres 升", "ml": "ml milliliter milliliters",
     "s": "s sec secs second seconds 秒", "min": "min mins minute minutes 分钟", "h": "h hr hrs hour hours 小时",
     "day": "day days 天", "week": "week weeks", "month": "month months", "year": "year years yr yrs 年",
     "": "degree degrees deg degs radian radians rad rads", "unit": "unit units", "person": "person persons people 人",
@@ -104,3 +54,24 @@ def canonical_unit(text: str, *, known_only: bool = False) -> str | None:
             prefix = ""
     joined = " ".join(name for name in names if name).replace(" / ", "/")
     return COMPOUND.get(joined, joined) or None
+
+
+TRAILING = re.compile(
+    r"(.*\S)\s*((?:\\text\s*\{[^{}\d]*\}\s*(?:\^\s*\d)?\s*)+|(?<=[\s}])(?:cm|mm|km|kg|mph|inches|feet|units?|meters?)(?:\s*\^\s*\d)?)"
+)
+LEADING = re.compile(r"(\\\$|[€£¥])\s*(.*)", re.DOTALL)
+TRAILING_DEGREES = re.compile(r"(.*\S)\s*\^\s*\\circ\s*", re.DOTALL)
+
+
+def split_unit(text: str) -> tuple[str, str | None]:
+    """(expression, unit) of ``36\\pi \\text{ cm}^2``; a degree sign at the end is dropped."""
+    if (degrees := TRAILING_DEGREES.fullmatch(text)) and "^" not in degrees[1][-1:]:
+        return degrees[1], None
+    if money := LEADING.fullmatch(text):
+        return money[2], money[1]
+    match = TRAILING.fullmatch(text)
+    if match is None or any(
+        word in UNIT_STOP_WORDS for word in re.findall(r"[a-z]+", match[2].lower()) if word != "text"
+    ):
+        return text, None
+    return match[1], canonical_unit(match[2])
