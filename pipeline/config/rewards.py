@@ -72,10 +72,12 @@ class RewardModelConfig(Section):
     """Passes over the labelled rollouts."""
     batch_size: int = Field(default=64, ge=1)
     """Rollouts in an optimizer step."""
-    token_budget: int = Field(default=8192, ge=16)
+    token_budget: int = Field(default=4096, ge=16)
     """Tokens, padding included, in one forward pass; changes speed and memory, never the result."""
     lr: float = Field(default=3e-4, gt=0.0)
-    """Learning rate after the warmup (the paper: 2e-5 at 7B)."""
+    """Learning rate of the backbone after the warmup (the paper: 2e-5 at 7B)."""
+    head_lr: float = Field(default=3e-3, gt=0.0)
+    """Learning rate of the scalar head, which starts from zeros and has further to go."""
     warmup_share: float = Field(default=0.1, ge=0.0, le=1.0)
     """Share of the optimizer steps over which the learning rate rises from 0."""
     replay: float = Field(default=0.1, ge=0.0, le=1.0)
