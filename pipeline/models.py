@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -174,14 +174,22 @@ def weights_checksum(model: nn.Module) -> str:
 
     Tied parameters count once; modules wrapped around the model change the names and so the digits.
     """
+    return combine_checksums({name: tensor_digest(name, weight) for name, weight in model.named_parameters()})
+
+
+def tensor_digest(name: str, tensor: torch.Tensor) -> bytes:
+    """A digest of one named tensor: its name, shape, type and bytes."""
     import torch
 
-    digest = hashlib.blake2b(digest_size=8)
-    for name, weight in sorted(model.named_parameters()):
-        flat = weight.detach().cpu().contiguous()
-        digest.update(f"{name} {tuple(flat.shape)} {flat.dtype}\n".encode())
-        digest.update(flat.view(-1).view(torch.uint8).numpy())
-    return digest.hexdigest()
+    flat = tensor.detach().cpu().contiguous()
+    digest = hashlib.blake2b(f"{name} {tuple(flat.shape)} {flat.dtype}\n".encode())
+    digest.update(flat.view(-1).view(torch.uint8).numpy().data)
+    return digest.digest()
+
+
+def combine_checksums(digests: Mapping[str, bytes]) -> str:
+    """16 hexadecimal digits over named digests, the same in whatever order the tensors came."""
+    return hashlib.blake2b(b"".join(digests[name] for name in sorted(digests)), digest_size=8).hexdigest()
 
 
 def prepare_base(

@@ -1,20 +1,9 @@
-"""When a completion ends: the set of end ids, and stop strings over token ids."""
+"""Stop strings over token ids."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
-
-
-def end_ids(model: Any, tokenizer: Any) -> frozenset[int]:
-    """Ids that end a completion: the generation config's, else the model config's, else the tokenizer's."""
-    for holder in (getattr(model, "generation_config", None), model.config, tokenizer):
-        found = getattr(holder, "eos_token_id", None)
-        if found is not None:
-            return frozenset([found] if isinstance(found, int) else found)
-    raise ValueError(
-        "the model names no end-of-sequence id: set eos_token_id in generation_config.json, else no completion ever ends"
-    )
 
 
 class StopStrings:

@@ -20,10 +20,11 @@ import numpy as np
 import torch
 
 from pipeline.backends.decode_cache import ATTENTION, CHUNK, PromptStates, SlotCache, register_attention, round_up
+from pipeline.backends.request import check_request
 from pipeline.backends.sampling import UniformStream, draw_uniforms, pick_tokens
-from pipeline.backends.stopping import StopStrings, end_ids
+from pipeline.backends.stopping import StopStrings
 from pipeline.protocols import PolicyVersion, Progress, SamplingParams, no_progress
-from pipeline.types import Completion
+from pipeline.types import Completion, FinishReason
 
 if TYPE_CHECKING:
     from torch import nn
@@ -40,13 +41,12 @@ class TransformersSampler:
     """``pipeline.protocols.Sampler`` over one transformers model; shares a live module's weights without a copy."""
 
     def __init__(self, recipe: Recipe, tokenizer_directory: Path) -> None:
-        from transformers import AutoTokenizer
+        from pipeline.models import load_tokenizer
 
         self._cache_tokens = recipe.sampler.cache_tokens
-        self._dtype = getattr(torch, recipe.model.dtype)
-        self._trust = recipe.model.trust_remote_code
+        self._config = recipe.model
         self._device = _device(recipe.runtime.device)
-        self._tokenizer = AutoTokenizer.from_pretrained(tokenizer_directory)
+        self._tokenizer = load_tokenizer(tokenizer_directory, recipe.model)
         self._model: Any = None
         self.version = PolicyVersion("none", "")
         register_attention()
@@ -58,11 +58,9 @@ class TransformersSampler:
         if isinstance(source, torch.nn.Module):
             model: Any = source
         else:
-            from transformers import AutoModelForCausalLM
+            from pipeline.models import load_model
 
-            model = AutoModelForCausalLM.from_pretrained(source, dtype=self._dtype, trust_remote_code=self._trust).to(
-                self._device
-            )
+            model = load_model(source, self._config, device=str(self._device))
         _check_supported(model)
         self._model = model
         self.version = PolicyVersion(name, weights_checksum(model))
@@ -78,9 +76,11 @@ class TransformersSampler:
         """``out[p][g]`` was drawn with ``seeds[p][g]``; see ``pipeline.protocols.Sampler``."""
         if self._model is None:
             raise ValueError("the sampler holds no policy yet: call load_policy first")
-        _check_request(prompt_token_ids, params, seeds, self._model.config)
+        check_request(prompt_token_ids, params, seeds, getattr(self._model.config, "max_position_embeddings", None))
+        from pipeline.models import eos_token_ids
+
         with _sampling_mode(self._model):
-            batch = _Batch(self._model, end_ids(self._model, self._tokenizer), params, self._cache_tokens)
+            batch = _Batch(self._model, eos_token_ids(self._model), params, self._cache_tokens)
             if params.stop:
                 batch.stop = StopStrings(params.stop, self._tokenizer)
             return batch.run(prompt_token_ids, seeds, progress)
@@ -258,7 +258,7 @@ class _Batch:
         now = time.perf_counter()
         for i in np.flatnonzero(self.finished[:n]):
             row, age = self.rows[i], self.age[i]
-            reason = "stop" if self.stopped[i] else "length"
+            reason: FinishReason = "stop" if self.stopped[i] else "length"
             ids, logprobs = tuple(self.ids[i, :age].tolist()), tuple(self.logprobs[i, :age].tolist())
             yield row, Completion(ids, logprobs, reason, seconds=now - row.started)
         keep = np.flatnonzero(~self.finished[:n])
@@ -303,20 +303,4 @@ def _check_supported(model: Any) -> None:
         what = f"layers of type {', '.join(sorted(unknown))}" if unknown else "attention of its own"
         raise ValueError(
             f"{type(model).__name__} has {what}, which the transformers sampler cannot cache: set sampler.engine = 'vllm'"
-        )
-
-
-def _check_request(
-    prompts: Sequence[Sequence[int]], params: SamplingParams, seeds: Sequence[Sequence[int]], config: Any
-) -> None:
-    if len(prompts) != len(seeds):
-        raise ValueError(f"{len(prompts)} prompts but {len(seeds)} lists of seeds: one list a prompt is expected")
-    if not prompts or any(not prompt for prompt in prompts):
-        raise ValueError("sample was given no prompt, or a prompt without tokens: each needs at least one")
-    context = getattr(config, "max_position_embeddings", None)
-    longest = max(len(prompt) for prompt in prompts)
-    if context and longest + params.max_tokens > context:
-        raise ValueError(
-            f"the longest prompt ({longest} tokens) and max_tokens ({params.max_tokens}) exceed the model's context of "
-            f"{context} tokens: lower max_tokens or data.max_prompt_tokens"
         )
