@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from flows.console import Display
-from flows.execute import build_report, logged
+from flows.execute import build_report, logged, prepare_libraries
 from flows.runs import read_recipe, run_ids
 from flows.workflow import Execute, Observer, Workflow, plainly
 from pipeline.config import Recipe
@@ -51,13 +51,11 @@ def evaluate_missing(
     missing = [n for n in names if read_result(paths, f"evaluate/{n}") is None and is_made(paths, n)]
     if not missing:
         return []
-    import torch
-
     from flows.engines import Engines
     from flows.recipe import evaluate_policy
     from stages.select import load_problems
 
-    torch.set_num_threads(recipe.runtime.threads)
+    prepare_libraries(recipe)
     heldout = [problem for problem in load_problems(paths) if problem.split == "heldout"]
     flow = Workflow(recipe, paths, Display(len(missing), quiet=True), execute_stage, observers)
     with Engines(recipe, paths, flow.progress) as engines:

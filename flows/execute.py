@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -49,12 +50,10 @@ def execute(
 def _loop(
     recipe: Recipe, paths: RunPaths, display: Display, execute_stage: Execute, observers: tuple[Observer, ...]
 ) -> dict[str, Any]:
-    import torch
-
     from flows.engines import Engines
     from flows.recipe import run_recipe
 
-    torch.set_num_threads(recipe.runtime.threads)
+    prepare_libraries(recipe)
     flow = Workflow(recipe, paths, display, execute_stage, observers)
     try:
         with Engines(recipe, paths, flow.progress) as engines:
@@ -62,6 +61,17 @@ def _loop(
     except BaseException as error:
         logger.error("run %s stopped: %s", paths.run_id, error, exc_info=not isinstance(error, KeyboardInterrupt))
         raise
+
+
+def prepare_libraries(recipe: Recipe) -> None:
+    """Threads as the recipe says, and one progress bar at a time: ours."""
+    import torch
+    import transformers
+
+    torch.set_num_threads(recipe.runtime.threads)
+    transformers.utils.logging.disable_progress_bar()
+    if not torch.cuda.is_available():
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else DeepSpeed warns that it had to guess
 
 
 def build_report(paths: RunPaths) -> Path:

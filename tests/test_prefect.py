@@ -1,0 +1,100 @@
+"""The recipe as people start it: ``grpoflow run`` against a local Prefect server that it starts and ends itself."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from flows.service import Service, healthy
+from pipeline.rundir import RunPaths
+from tests.tiny import tiny_recipe
+
+pytestmark = [pytest.mark.prefect, pytest.mark.slow]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A state folder and a root of its own, and a server on a free port that stays up for these tests."""
+    folder = tmp_path_factory.mktemp("prefect")
+    service = Service(folder / "home")
+    with service._exclusive():
+        service._save({"port": 0})
+        service.start_server()
+    yield folder, service
+    service.down(say=lambda line: None)
+    assert not healthy(service.url)
+
+
+def command(folder, *arguments):
+    changes = [part for change in tiny_recipe(folder) for part in ("--set", change)]
+    environment = {**os.environ, "GRPOFLOW_HOME": str(folder / "home")}
+    environment.pop("PREFECT_API_URL", None)
+    return subprocess.Popen(
+        [sys.executable, "-m", "flows.cli", "run", *changes, "--root", str(folder / "runs"), "--run-id", "tiny", *arguments],
+        env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+    )  # fmt: skip
+
+
+def flow_runs(service):
+    return ask(service, "flow_runs")
+
+
+def ask(service, what):
+    """Read from the server in a process of its own: this one must not be bound to its address."""
+    code = (
+        "import asyncio, json\nfrom prefect.client.orchestration import get_client\n"
+        "async def main():\n"
+        "    async with get_client() as client:\n"
+        f"        rows = await client.read_{what}()\n"
+        "        print(json.dumps([row.model_dump(mode='json') for row in rows]))\n"
+        "asyncio.run(main())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=service.environment(), capture_output=True, text=True, check=True
+    )
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def test_a_killed_run_is_continued_by_the_same_command_and_prefect_shows_both(place):
+    folder, service = place
+    paths = RunPaths(folder / "runs", "tiny")
+    first = command(folder)
+    wait_for(lambda: paths.result_file("round-01/step-0001/rollout").is_file(), first)
+    os.killpg(first.pid, signal.SIGKILL)
+    first.wait()
+    done_before = sorted(path for path in paths.directory.rglob("result.json"))
+    stamps = [path.stat().st_mtime_ns for path in done_before]
+    second = command(folder)
+    output, _ = second.communicate(timeout=240)
+    assert second.returncode == 0, output
+    assert [path.stat().st_mtime_ns for path in done_before] == stamps
+    assert "stages were complete and are reused" in output
+    assert "grpoflow sql" in output
+    states = sorted(run["state"]["type"] for run in flow_runs(service))
+    assert states == ["COMPLETED", "RUNNING"]  # the killed one is a zombie until `up` reconciles it
+    assert service._in_prefect("prepare") == 1
+    assert sorted(run["state"]["type"] for run in flow_runs(service)) == ["COMPLETED", "CRASHED"]
+    keys = {artifact["key"] for artifact in ask(service, "artifacts")}
+    assert {"evaluation-final", "round-01", "round-02", "report"} <= keys
+
+
+def test_a_mistake_in_a_parameter_fails_in_the_first_second_with_the_fields_name(place):
+    folder, _ = place
+    run = command(folder, "--set", "grpo.group_sze=3")
+    output, _ = run.communicate(timeout=60)
+    assert run.returncode == 2
+    assert "grpo.group_sze" in output
+    assert "group_size" in output
+    assert "Traceback" not in output
+
+
+def wait_for(condition, child, seconds=120):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert child.poll() is None, child.stdout.read()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
