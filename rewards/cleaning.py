@@ -46,9 +46,7 @@ RENAMED = {
 COMMAND = re.compile(r"\\([A-Za-z]+)")
 LETTER_TEXT = re.compile(r"\\(?:mathrm|operatorname|text|textrm)\s*\{\s*([ei])\s*\}")
 NUMBER_TEXT = re.compile(r"\\text\s*\{\s*([-+]?[\d.,/ ]*\d%?)\s*\}")
-FUNCTION_TEXT = re.compile(
-    r"\\text\{\s*(sin|cos|tan|cot|sec|csc|arcsin|arccos|arctan|ln|log|exp|det|gcd|lcm|max|min)\s*\}"
-)
+FUNCTION_TEXT = re.compile(r"\\text\{\s*(sin|cos|tan|cot|sec|csc|arcsin|arccos|arctan|ln|log|exp|det|gcd|lcm)\s*\}")
 FRACTION = re.compile(r"\\frac\s*")
 BARE_ARGUMENT = re.compile(r"\\[A-Za-z]+|[^\s{}\\]")
 OVER = re.compile(r"\{([^{}]*)\\over(?![A-Za-z])([^{}]*)\}")
@@ -57,6 +55,7 @@ BARE_ROOT = re.compile(r"\\sqrt\s*(\[[^\[\]]*\])?\s*(?![\s{\[])(\\[A-Za-z]+|[^\s
 SINGLE = re.compile(r"([\^_])\s*\{\s*([A-Za-z0-9])\s*\}")
 CIRCLE = re.compile(r"\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![A-Za-z]))")
 QUOTES = re.compile("[\"“”„«»`]|''")
+APPROXIMATE = re.compile(r"^ ?\\approx(?![A-Za-z]) ?")
 BLANKS = re.compile(r"\s+")
 
 
@@ -78,7 +77,7 @@ def clean(answer: str) -> str:
     text = BARE_ROOT.sub(r"\\sqrt\1{\2}", CHOOSE.sub(r"\\binom{\1}{\2}", OVER.sub(r"\\frac{\1}{\2}", text)))
     text = _brace_fractions(text)
     text = SINGLE.sub(r"\1\2", text)
-    return _strip_ends(BLANKS.sub(" ", text))
+    return _strip_ends(APPROXIMATE.sub("", BLANKS.sub(" ", text)))
 
 
 def _to_latex(text: str) -> str:

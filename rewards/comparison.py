@@ -22,6 +22,7 @@ Leaf = Callable[[str, str], bool]
 Outcome = tuple[bool, str]
 T = TypeVar("T")
 
+BLANKS = re.compile(r"(?<!\d)\s+|\s+(?!\d)")
 MOST_ELEMENTS = 50
 """Elements of a list: more are compared as strings only, for each may need sympy against each."""
 
@@ -53,7 +54,8 @@ def compare(gold: str, answer: str, leaf: Leaf = needs_worker) -> Outcome:
 
 
 def _bare(text: str) -> str:
-    return re.sub(r"\s+", "", text)
+    """Without blanks, but for those that keep two numbers apart."""
+    return BLANKS.sub("", text)
 
 
 def _compare(gold: str, answer: str, leaf: Leaf) -> Outcome:
@@ -148,7 +150,7 @@ def _by_set(gold: str, answer: str, leaf: Leaf) -> Outcome | None:
         return (False, "the answer is a set of numbers, the gold is none") if is_condition(answer) else None
     if len(elements(gold)) > 1 or len(elements(answer)) > 1:
         return None
-    if is_condition(answer):
+    if is_condition(answer) or given is not None:
         return leaf(gold, answer), "sympy: inequalities"
     return False, "the gold is a set of numbers, the answer is none"
 

@@ -228,8 +228,10 @@ def _unit_words(text: str) -> tuple[int, str | None] | None:
     unit, known = canonical_unit(" ".join(words)), canonical_unit(" ".join(words), known_only=True)
     apart = in_text or text[0].isspace()
     letters = re.sub(r"[^\w]|\d", "", words[0])
-    if known is None and (not apart or (len(letters) < 2 and letters.isascii() and not in_text)):
-        return None if letters.isascii() else (scale, unit)
-    if known is not None and len(letters) == 1 and letters.isascii() and not apart:
-        return None
+    if letters.isascii() and not in_text:
+        # Letters that touch the digits are variables unless they are a long word or a unit of more than one letter.
+        if not apart and (len(letters) < 2 or (known is None and len(letters) < 5)):
+            return None
+        if len(letters) < 2 and known is None:
+            return None
     return scale, unit

@@ -59,12 +59,16 @@ def canonical_unit(text: str, *, known_only: bool = False) -> str | None:
 TRAILING = re.compile(
     r"(.*\S)\s*((?:\\text\s*\{[^{}\d]*\}\s*(?:\^\s*\d)?\s*)+|(?<=[\s}])(?:cm|mm|km|kg|mph|inches|feet|units?|meters?)(?:\s*\^\s*\d)?)"
 )
+TRIGONOMETRIC = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])")
+"""In ``\\sin 30^\\circ`` the degree sign matters; as an answer's unit it does not."""
 LEADING = re.compile(r"(\\\$|[€£¥])\s*(.*)", re.DOTALL)
 TRAILING_DEGREES = re.compile(r"(.*\S)\s*\^\s*\\circ\s*", re.DOTALL)
 
 
 def split_unit(text: str) -> tuple[str, str | None]:
     """(expression, unit) of ``36\\pi \\text{ cm}^2``; a degree sign at the end is dropped."""
+    if "^" in text and TRIGONOMETRIC.search(text):
+        return text, None
     if (degrees := TRAILING_DEGREES.fullmatch(text)) and "^" not in degrees[1][-1:]:
         return degrees[1], None
     if money := LEADING.fullmatch(text):
