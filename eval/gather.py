@@ -1,0 +1,244 @@
+"""What a report shows of a run, read from its tables and stage results. Nothing is drawn or judged here."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from eval.summary import Sampled
+from pipeline import store
+from pipeline.rundir import RunPaths, read_result
+from pipeline.types import StageResult
+
+COLUMNS = {
+    "problems": ("problem_id", "problem", "answer", "level", "subject", "source", "split"),
+    "rollouts": (
+        "rollout_id", "run_id", "stage", "purpose", "round", "step", "group_id", "problem_id", "sample_index",
+        "temperature", "prompt_token_ids", "completion_token_ids", "finish_reason", "text",
+    ),
+    "rewards": ("rollout_id", "reward", "correct", "status", "answer"),
+    "advantages": None,
+    "updates": None,
+    "evaluations": None,
+}  # fmt: skip
+
+STEPS = """
+    WITH sampled AS (
+        SELECT r.round, r.step, count(*) AS rollouts, avg(w.reward) AS reward, avg(w.correct::INT) AS correct,
+               avg((w.reward IS NULL)::INT) AS unscored_share, avg(len(r.completion_token_ids)) AS length,
+               avg((r.finish_reason = 'length')::INT) AS truncated_share,
+               sum(len(r.completion_token_ids)) AS completion_tokens
+        FROM rollouts r JOIN rewards w USING (rollout_id) WHERE r.purpose = 'train' GROUP BY r.round, r.step
+    ), learnt AS (
+        SELECT round, step, avg(kl) AS kl, avg(entropy) AS entropy, avg(grad_norm) AS grad_norm, avg(lr) AS lr,
+               avg(logprob_gap_mean) AS gap_mean, max(logprob_gap_max) AS gap_max, avg(clip_low + clip_high) AS clipped,
+               avg(zero_variance_share) AS zero_variance_share
+        FROM updates WHERE round IS NOT NULL GROUP BY round, step
+    )
+    SELECT * FROM sampled LEFT JOIN learnt USING (round, step) ORDER BY round, step
+"""
+TOKENS = """
+    SELECT stage, count(*) AS rollouts, sum(len(prompt_token_ids)) AS prompt_tokens,
+           sum(len(completion_token_ids)) AS completion_tokens
+    FROM rollouts WHERE run_id = ? GROUP BY stage
+"""
+SAMPLES = """
+    SELECT r.problem_id, r.sample_index, w.answer, w.correct, w.status, r.finish_reason,
+           len(r.completion_token_ids) AS n_tokens, r.temperature = 0 AS greedy
+    FROM rollouts r JOIN rewards w USING (rollout_id) WHERE r.stage = ? AND r.purpose = 'evaluate'
+    ORDER BY r.problem_id, r.sample_index
+"""
+COMPLETIONS = """
+    SELECT r.rollout_id, r.text, w.correct, w.status, w.answer, r.finish_reason,
+           len(r.completion_token_ids) AS n_tokens
+    FROM rollouts r JOIN rewards w USING (rollout_id)
+    WHERE r.stage = ? AND r.problem_id = ? AND r.purpose = 'evaluate' AND r.temperature > 0 ORDER BY r.sample_index
+"""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """One checkpoint on one benchmark: (metric, k, slice) to the recorded row of the ``evaluations`` table."""
+
+    checkpoint: str
+    benchmark: str
+    stage: str
+    measures: dict[tuple[str, int | None, str], dict[str, Any]]
+
+    def get(self, metric: str, k: int | None = None, slice_: str = "all") -> dict[str, Any] | None:
+        """The recorded row, or None."""
+        return self.measures.get((metric, k, slice_))
+
+    def ks(self, metric: str) -> list[int]:
+        """The k at which a metric of all problems was recorded, in order."""
+        return sorted(k for name, k, part in self.measures if name == metric and part == "all" and k is not None)
+
+    def curve(self, metric: str) -> list[dict[str, Any]]:
+        """The rows of a metric over k, all problems."""
+        return [self.measures[metric, k, "all"] for k in self.ks(metric)]
+
+    def slices(self) -> list[str]:
+        """Names of the parts, "all" left out."""
+        return sorted({part for _, _, part in self.measures} - {"all"}, key=natural)
+
+
+@dataclass
+class RunFacts:
+    """Everything about one run that a report shows. SQL runs when an attribute is first asked for."""
+
+    paths: RunPaths
+    header: dict[str, Any]
+    stages: dict[str, StageResult]
+    connection: Any = field(repr=False)
+
+    @property
+    def run_id(self) -> str:
+        return self.paths.run_id
+
+    @property
+    def recipe(self) -> dict[str, Any]:
+        """The resolved recipe as it was saved."""
+        return self.header["recipe"]
+
+    @cached_property
+    def steps(self) -> list[dict[str, Any]]:
+        """One row a training step, with ``number`` counted over all rounds from 1."""
+        return [{"number": n, **row} for n, row in enumerate(self.query(STEPS), 1)]
+
+    @cached_property
+    def evaluations(self) -> list[Evaluation]:
+        """By benchmark, then in the order of the recipe: warm start, rounds, final."""
+        found: dict[tuple[str, str, str], dict[tuple[str, int | None, str], dict[str, Any]]] = {}
+        for row in self.query("SELECT * FROM evaluations"):
+            key = (row["benchmark"], row["checkpoint"], row["stage"])
+            found.setdefault(key, {})[row["metric"], row["k"], row["slice"] or "all"] = row
+        ordered = sorted(found, key=lambda key: (key[0], checkpoint_order(key[1])))
+        return [Evaluation(checkpoint, benchmark, stage, found[benchmark, checkpoint, stage])
+                for benchmark, checkpoint, stage in ordered]  # fmt: skip
+
+    @property
+    def benchmarks(self) -> list[str]:
+        return list(dict.fromkeys(evaluation.benchmark for evaluation in self.evaluations))
+
+    def evaluation(self, checkpoint: str, benchmark: str | None = None) -> Evaluation | None:
+        """The evaluation of a checkpoint, on a benchmark or on the first one there is."""
+        for candidate in self.evaluations:
+            if candidate.checkpoint == checkpoint and benchmark in (None, candidate.benchmark):
+                return candidate
+        return None
+
+    def before_and_after(self, benchmark: str) -> tuple[Evaluation, Evaluation] | None:
+        """The policy before reinforcement learning and after its last evaluated round; None while one is missing."""
+        before = self.evaluation("warm-start", benchmark)
+        rounds = [e for e in self.evaluations if e.benchmark == benchmark and e.checkpoint.startswith("round-")]
+        return (before, rounds[-1]) if before and rounds else None
+
+    def samples(self, evaluation: Evaluation) -> list[Sampled]:
+        """The scored completions behind an evaluation."""
+        return [Sampled(**row) for row in self.query(SAMPLES, [evaluation.stage])]
+
+    def completions(self, evaluation: Evaluation, problem_id: str) -> list[dict[str, Any]]:
+        """The sampled completions of one problem with their text and verdict."""
+        return self.query(COMPLETIONS, [evaluation.stage, problem_id])
+
+    @cached_property
+    def problems(self) -> dict[str, dict[str, Any]]:
+        """Held-out problems by id."""
+        rows = self.query("SELECT * FROM problems WHERE split = 'heldout'")
+        return {row["problem_id"]: row for row in rows}
+
+    @cached_property
+    def cost(self) -> list[dict[str, Any]]:
+        """Seconds, completions and tokens by kind of stage, of what this run did itself; its ancestors' is theirs."""
+        kinds: dict[str, dict[str, Any]] = {}
+        blank = {"stages": 0, "seconds": 0.0, "rollouts": 0, "prompt_tokens": 0, "completion_tokens": 0}
+        inherited = set(self.header.get("inherited", ()))
+        for key, result in self.stages.items():
+            if key not in inherited:
+                entry = kinds.setdefault(stage_kind(key), {"kind": stage_kind(key), **blank})
+                entry["stages"] += 1
+                entry["seconds"] += result.seconds
+        for row in self.query(TOKENS, [self.run_id]):
+            entry = kinds.setdefault(stage_kind(row["stage"]), {"kind": stage_kind(row["stage"]), **blank})
+            for name in ("rollouts", "prompt_tokens", "completion_tokens"):
+                entry[name] += row[name]
+        return list(kinds.values())
+
+    @property
+    def funnel(self) -> list[dict[str, Any]]:
+        """The selection's rules in order, with what each left."""
+        select = self.stages.get("select")
+        return list(select.metrics.get("funnel", ())) if select else []
+
+    @property
+    def reward_models(self) -> list[dict[str, Any]]:
+        """Measures of the reward model on held-out rollouts: when first trained, then before and after each refresh."""
+        rows = []
+        for key, result in self.stages.items():
+            prefixes = {"reward_model": ["heldout/"]}.get(
+                key, ["before/", "after/"] if key.endswith("/refresh") else []
+            )
+            for prefix in prefixes:
+                values = {k.removeprefix(prefix): v for k, v in result.metrics.items() if k.startswith(prefix)}
+                if values:
+                    rows.append({"stage": key, "when": prefix.rstrip("/"), **values})
+        return rows
+
+    def query(self, sql: str, parameters: Iterable[Any] = ()) -> list[dict[str, Any]]:
+        """The rows of a query over this run's tables as dicts; NaN is None."""
+        cursor = self.connection.execute(sql, list(parameters))
+        names = [column[0] for column in cursor.description]
+        return [{n: None if v != v else v for n, v in zip(names, row, strict=True)} for row in cursor.fetchall()]
+
+
+def gather(paths: RunPaths) -> RunFacts:
+    """The facts of a run. ValueError when its recipe is missing or unreadable."""
+    try:
+        header = paths.header
+        header["recipe"]["seed"]
+    except (OSError, json.JSONDecodeError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"run {paths.run_id!r}: {paths.recipe_file} is missing or not a run's recipe ({error}); "
+            f"name a run that `grpoflow status` lists"
+        ) from None
+    return RunFacts(paths, header, stage_results(paths), connect(paths))
+
+
+def connect(paths: RunPaths) -> Any:
+    """A DuckDB connection with this run's tables, lineage resolved."""
+    import duckdb
+
+    connection = duckdb.connect()
+    for table, columns in COLUMNS.items():
+        connection.register(table, store.read(paths, table, columns=columns))
+    return connection
+
+
+def stage_results(paths: RunPaths) -> dict[str, StageResult]:
+    """Complete stages by key in the order in which they finished, inherited ones first."""
+    keys = list(paths.header.get("inherited", ()))
+    folder = paths.directory / "stages"
+    keys += [str(file.parent.relative_to(folder)) for file in folder.rglob("result.json")]
+    found = {key: result for key in dict.fromkeys(keys) if (result := read_result(paths, key)) is not None}
+    return dict(sorted(found.items(), key=lambda item: item[1].finished_at))
+
+
+def stage_kind(key: str) -> str:
+    """ "rollout" of ``round-01/step-0003/rollout``, "evaluate" of ``evaluate/final``."""
+    parts = key.split("/")
+    return parts[-1] if parts[0].startswith("round-") else parts[0]
+
+
+def checkpoint_order(name: str) -> tuple[int, str]:
+    """Sort key: base, warm start, rounds by number, final, then anything else by name."""
+    fixed = {"base": 0, "warm-start": 1, "final": 3}
+    return (fixed.get(name, 2 if name.startswith("round-") else 4), name)
+
+
+def natural(text: str) -> list[Any]:
+    """Sort key that puts level=10 behind level=9."""
+    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", text)]
