@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -93,7 +93,9 @@ def pack(sequences: Sequence[TrainSequence], members: Sequence[int], *, layout: 
     """The ``TokenBatch`` of these members. ValueError for an empty prompt: nothing would predict the first token."""
     for i in members:
         if not len(sequences[i].prompt_token_ids):
-            raise ValueError(f"sequence {sequences[i].sequence_id!r} has an empty prompt: at least a BOS token is needed")
+            raise ValueError(
+                f"sequence {sequences[i].sequence_id!r} has an empty prompt: at least a BOS token is needed"
+            )
     chosen = [sequences[i] for i in members]
     return _pad_rows(chosen, members) if layout == "padded" else _lay_out(chosen, members, share=layout == "shared")
 
@@ -219,10 +221,14 @@ def _pad_rows(chosen: Sequence[TrainSequence], members: Sequence[int]) -> TokenB
     )
 
 
-def _completion_arrays(chosen: Sequence[TrainSequence]) -> dict[str, np.ndarray]:
+def _completion_arrays(chosen: Sequence[TrainSequence]) -> dict[str, Any]:
     lengths = np.array([len(s.completion_token_ids) for s in chosen], dtype=np.int64)
     targets = [np.asarray(s.completion_token_ids, dtype=np.int64) for s in chosen]
-    return {"targets": np.concatenate(targets), "sequence": np.repeat(np.arange(len(chosen)), lengths), "lengths": lengths}
+    return {
+        "targets": np.concatenate(targets),
+        "sequence": np.repeat(np.arange(len(chosen)), lengths),
+        "lengths": lengths,
+    }
 
 
 def _rectangle(runs: Sequence[np.ndarray]) -> np.ndarray:

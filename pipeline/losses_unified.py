@@ -10,7 +10,7 @@ import torch
 from torch.nn.functional import logsigmoid
 
 from pipeline.config.training import ObjectiveConfig
-from pipeline.losses import LossInputs, LossSums, masked, required, aggregate, grpo_loss, sequence_sums, token_sums
+from pipeline.losses import LossInputs, LossSums, aggregate, grpo_loss, masked, required, sequence_sums, token_sums
 
 
 def objective_loss(inputs: LossInputs, objective: ObjectiveConfig) -> LossSums:

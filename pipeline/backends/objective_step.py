@@ -1,0 +1,165 @@
+"""One optimizer step's worth of loss and gradient, whatever backend holds the weights: what to run, count and report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pipeline.batching import Layout, TokenBatch, micro_batches, pack, preference_pairs
+from pipeline.config import ObjectiveConfig
+from pipeline.losses import LossInputs, loss_count
+from pipeline.losses_unified import objective_loss
+from pipeline.types import TrainSequence
+
+Forward = Callable[[TokenBatch, float], tuple[Tensor, Tensor]]
+"""(logprobs [N], entropy [N]) of a micro-batch at a temperature."""
+PER_TOKEN = ("kl", "entropy", "ratio_mean", "clip_low", "clip_high")
+
+
+@dataclass(slots=True)
+class StepSums:
+    """Sums and maxima over micro-batches, kept as tensors so that a GPU is never waited for."""
+
+    loss: Tensor | float = 0.0
+    sums: dict[str, Tensor] = field(default_factory=dict)
+    maxima: dict[str, Tensor] = field(default_factory=dict)
+    input_tokens: int = 0
+
+    def add(self, loss: Tensor, sums: dict[str, Tensor], maxima: dict[str, Tensor], input_tokens: int) -> None:
+        self.loss = self.loss + loss
+        self.input_tokens += input_tokens
+        for name, value in sums.items():
+            self.sums[name] = self.sums[name] + value if name in self.sums else value
+        for name, value in maxima.items():
+            self.maxima[name] = torch.maximum(self.maxima[name], value) if name in self.maxima else value
+
+
+def step_count(sequences: Sequence[TrainSequence], objective: ObjectiveConfig) -> float:
+    """What the summed loss of the whole optimizer step is divided by: see ``loss_count``; pairs for DPO."""
+    if objective.algorithm == "dpo":
+        kept = [i for i, s in enumerate(sequences) if not (s.truncated and objective.mask_truncated)]
+        return float(max(1, len(preference_pairs(sequences, kept))))
+    lengths = [len(s.completion_token_ids) for s in sequences]
+    return loss_count(lengths, [s.truncated for s in sequences], objective)
+
+
+def active_members(sequences: Sequence[TrainSequence], objective: ObjectiveConfig) -> list[int]:
+    """Indices of the sequences that can change the gradient; the others are counted but never run.
+
+    Left out: empty completions, truncated ones under ``mask_truncated``, and those with no advantage anywhere when no
+    other term (the KL) needs them. Their loss and gradient are exactly 0.
+    """
+    silent = objective.algorithm in {"rft", "online_rft", "dpo"} or (
+        objective.algorithm == "grpo" and objective.kl_coefficient == 0
+    )
+    members = []
+    for i, s in enumerate(sequences):
+        masked = s.truncated and objective.mask_truncated
+        if len(s.completion_token_ids) and not masked and not (silent and not np.any(s.advantages)):
+            members.append(i)
+    return members
+
+
+def accumulate(
+    forward: Forward,
+    backward: Callable[[Tensor], None],
+    sequences: Sequence[TrainSequence],
+    members: Sequence[int],
+    objective: ObjectiveConfig,
+    *,
+    count: float,
+    layout: Layout,
+    budget: int,
+    device: torch.device,
+) -> StepSums:
+    """Run ``members`` in micro-batches; ``backward`` is given each one's share of the step's loss."""
+    total = StepSums()
+    by_group = objective.algorithm == "dpo"
+    for batch_members in micro_batches(sequences, members, budget, layout=layout, by_group=by_group):
+        batch = pack(sequences, batch_members, layout=layout)
+        logprobs, entropy = forward(batch, objective.temperature)
+        result = objective_loss(loss_inputs(sequences, batch, logprobs, entropy, objective, device), objective)
+        backward(result.loss / count)
+        total.add(result.loss.detach(), result.sums, result.maxima, batch.input_ids.size)
+    return total
+
+
+def loss_inputs(
+    sequences: Sequence[TrainSequence],
+    batch: TokenBatch,
+    logprobs: Tensor,
+    entropy: Tensor,
+    objective: ObjectiveConfig,
+    device: torch.device,
+) -> LossInputs:
+    """``LossInputs`` of a micro-batch: the sequences' arrays laid end to end, in the logprobs' dtype."""
+    chosen = [sequences[i] for i in batch.members]
+
+    def flat(name: str) -> Tensor | None:
+        values = [getattr(s, name) for s in chosen]
+        if any(value is None for value in values):
+            return None
+        _check_lengths(name, chosen, values)
+        return torch.as_tensor(np.concatenate(values), device=device).to(logprobs.dtype)
+
+    advantages = flat("advantages")
+    if advantages is None:
+        if objective.algorithm != "sft":
+            raise ValueError(f"objective {objective.algorithm!r} needs advantages but the sequences carry none")
+        advantages = torch.ones_like(logprobs)
+    dpo = objective.algorithm == "dpo"
+    return LossInputs(
+        logprobs=logprobs,
+        advantages=advantages,
+        sequence=torch.as_tensor(batch.sequence, device=device),
+        lengths=torch.as_tensor(batch.lengths, device=device),
+        mask=torch.ones_like(logprobs, dtype=torch.bool),
+        entropy=entropy,
+        old_logprobs=flat("old_logprobs"),
+        ref_logprobs=flat("ref_logprobs"),
+        sampling_logprobs=flat("sampling_logprobs"),
+        pairs=torch.as_tensor(preference_pairs(sequences, batch.members.tolist()), device=device) if dpo else None,
+    )
+
+
+def _check_lengths(name: str, chosen: Sequence[TrainSequence], values: Sequence[np.ndarray]) -> None:
+    for sequence, value in zip(chosen, values, strict=True):
+        if len(value) != len(sequence.completion_token_ids):
+            raise ValueError(
+                f"sequence {sequence.sequence_id!r}: {len(value)} {name} for {len(sequence.completion_token_ids)} "
+                f"completion tokens: expected one a token"
+            )
+
+
+def step_metrics(
+    total: StepSums,
+    sequences: Sequence[TrainSequence],
+    members: Sequence[int],
+    objective: ObjectiveConfig,
+    count: float,
+) -> dict[str, float]:
+    """The step's metrics as plain numbers; averages are over the tokens that were run, the loss over all that count."""
+    used = [s for s in sequences if not (s.truncated and objective.mask_truncated)]
+    sums = {name: float(value) for name, value in total.sums.items()}
+    run = sums.get("tokens", 0.0)
+    metrics = {
+        "loss": float(total.loss) / count,
+        "policy_loss": sums.get("policy_loss", 0.0) / count,
+        "tokens": float(sum(len(s.completion_token_ids) for s in used)),
+        "sequences": float(len(used)),
+        "truncated_share": sum(s.truncated for s in sequences) / max(1, len(sequences)),
+        "input_tokens": float(total.input_tokens),
+        "skipped_sequences": float(len(used) - len(members)),
+    }
+    metrics |= {name: sums[name] / run for name in PER_TOKEN if name in sums and run}
+    if "gap" in sums and run:
+        metrics["logprob_gap_mean"] = sums["gap"] / run
+        metrics["ess"] = sums["weight"] ** 2 / (run * sums["weight_square"]) if sums["weight_square"] else 0.0
+    for name in ("dpo_margin", "dpo_accuracy"):
+        if name in sums:
+            metrics[name] = sums[name] / count
+    return metrics | {name: float(value) for name, value in total.maxima.items()}
