@@ -7,20 +7,24 @@ half-way and for repetition loops. How answers are cleaned and compared lives in
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
 from pipeline.types import FinishReason
+from rewards.canonical import canonical
 from rewards.cleaning import clean
-from rewards.literals import parse_literal
 
-__all__ = ["canonical", "clean", "extract_answer"]
+__all__ = ["Extraction", "canonical", "clean", "extract", "extract_answer"]
 
 CHAT_TOKEN = re.compile(r"<[|｜][^|｜<>]{0,60}[|｜]>")
 BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])")
 LONGEST_SENTENCE = 4000
 BETWEEN_BOXES = re.compile(r"(?:\s|[,;.$&~]|\\q?quad|\\[,;! ]|and|or|\\text\{\s*(?:and|or)\s*\})*")
 BARE_TOKEN = re.compile(r"[-+]?\d[\d.,]*|\\[A-Za-z]+|[A-Za-z]")
+MOST_BOXES = 100
+"""Boxes side by side that are read as one list, from the last backwards."""
 LONGEST_GAP = 200
 """Characters between two boxes that may still form one list answer."""
+LONGEST_HEADING = 80
 HASHES = re.compile(r"####[ \t]*([^\n#]*)")
 HEADING = re.compile(r"\W*(?:the |final |short )*(?:answer|solution|result|step.*|explanation)?\W*", re.IGNORECASE)
 PHRASE = re.compile(
@@ -36,13 +40,26 @@ CONTINUED = re.compile(r"\s*(?:,|and\b|or\b)\s*(?:\$|\\\(|-?\d)")
 FILLER = re.compile(
     r"[\s:：*_]*(?:(?:therefore|thus|hence|then|so|simply|just|clearly|now|indeed|given by|equal to)\b[\s,:]*)*", re.I
 )
-REMARK = re.compile(r"\s\([^()]*[A-Za-z]{2,}[^()]*\)\s*$")
+REMARK = re.compile(r"\s\((?=[^()]*[A-Za-z]{2})[^()]*\)\s*$")
 WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{3,}")
 EMPTY = re.compile(r"(?:\s|[$?.~]|\\[ ,;!]|\\q?quad|\\text\{\s*\}|\{\s*\})*")
 
 
+@dataclass(frozen=True, slots=True)
+class Extraction:
+    """``answer`` as the completion writes it, None when it states none; ``rule`` says where it was found or why not."""
+
+    answer: str | None
+    rule: str
+
+
 def extract_answer(completion: str, finish_reason: FinishReason = "stop") -> str | None:
-    """The answer as the completion writes it, None when it states none.
+    """The answer as the completion writes it, None when it states none; see ``extract``."""
+    return extract(completion, finish_reason).answer
+
+
+def extract(completion: str, finish_reason: FinishReason = "stop") -> Extraction:
+    """The stated answer and the rule that found it.
 
     Reasoning inside ``<think>`` never counts; a complete ``<answer>`` decides alone; then the last ``\\boxed`` (boxes
     side by side are one list), the last ``####`` line, the last "answer is" phrase. A last box that is empty or not
@@ -50,19 +67,22 @@ def extract_answer(completion: str, finish_reason: FinishReason = "stop") -> str
     """
     region = completion.rpartition("</think>")[2]
     if "<think>" in region:
-        return None
+        return Extraction(None, "the reasoning is not closed")
     region = CHAT_TOKEN.sub("", region)
     tagged = _tag_content(region)
     if tagged is not None:
         region = tagged
     if BOX.search(region):
-        return _last_boxes(region)
+        boxed = _last_boxes(region)
+        return Extraction(boxed, "the last box is empty or not closed" if boxed is None else "last box")
     if finish_reason == "length":
-        return None
-    answer = _after_marker(region)
+        return Extraction(None, "cut off by length without a complete box")
+    answer, rule = _after_marker(region)
     if answer is None and tagged is not None:
-        answer = tagged.strip()
-    return None if answer is None or EMPTY.fullmatch(answer) else answer
+        answer, rule = tagged.strip(), "answer tag"
+    if answer is not None and EMPTY.fullmatch(answer):
+        return Extraction(None, f"{rule}: empty")
+    return Extraction(answer, rule)
 
 
 def _tag_content(text: str) -> str | None:
@@ -87,6 +107,8 @@ def _last_boxes(text: str) -> str | None:
             if len(gap) > LONGEST_GAP or not BETWEEN_BOXES.fullmatch(gap):
                 break
         contents.append(content.strip())
+        if len(contents) == MOST_BOXES:
+            break
         following = match.start()
     if not contents:
         return None
@@ -118,16 +140,20 @@ def _box_content(text: str, start: int, limit: int) -> tuple[str | None, int]:
     return None, limit
 
 
-def _after_marker(text: str) -> str | None:
-    hashes = [match[1].strip() for match in HASHES.finditer(text) if not HEADING.fullmatch(match[1])]
+def _after_marker(text: str) -> tuple[str | None, str]:
+    """The answer that a marker announces, and which."""
+    hashes = [match[1].strip() for match in HASHES.finditer(text) if not _is_heading(match[1])]
     if hashes:
-        return hashes[-1]
+        return hashes[-1], "last #### line"
     phrases = [match.end() for match in PHRASE.finditer(text)]
     if phrases:
-        return _sentence_answer(text[phrases[-1] : phrases[-1] + LONGEST_SENTENCE])
-    last = text.rstrip().rpartition("\n")[2]
-    line = LAST_LINE.fullmatch(last.strip())
-    return line[1] if line else None
+        return _sentence_answer(text[phrases[-1] : phrases[-1] + LONGEST_SENTENCE]), "last answer phrase"
+    line = LAST_LINE.fullmatch(text.rstrip().rpartition("\n")[2].strip())
+    return (line[1], "last line A:") if line else (None, "no box, #### line or answer phrase")
+
+
+def _is_heading(line: str) -> bool:
+    return len(line) <= LONGEST_HEADING and HEADING.fullmatch(line) is not None
 
 
 def _sentence_answer(text: str) -> str | None:
@@ -148,15 +174,3 @@ def _sentence_answer(text: str) -> str | None:
         elif not formulas and "=" in sentence:
             sentence = sentence.rpartition("=")[2]
     return sentence.strip().strip("*").strip() or None
-
-
-def canonical(answer: str) -> str:
-    """The form under which an answer votes and is stored: equal numbers are written equal (``1/2`` for ``0.5``).
-
-    Anything that is not one number is its cleaned text without blanks, in lower case where it is words.
-    """
-    text = clean(answer)
-    literal = parse_literal(text)
-    if literal is not None:
-        return str(literal.value)
-    return re.sub(r"\s+", "", text)

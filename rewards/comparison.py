@@ -22,6 +22,7 @@ Leaf = Callable[[str, str], bool]
 Outcome = tuple[bool, str]
 T = TypeVar("T")
 
+APPROXIMATELY = re.compile(r"^\\approx(?![A-Za-z])\s*")
 BLANKS = re.compile(r"(?<!\d)\s+|\s+(?!\d)")
 MOST_ELEMENTS = 50
 """Elements of a list: more are compared as strings only, for each may need sympy against each."""
@@ -42,6 +43,10 @@ def needs_worker(gold: str, answer: str) -> bool:
 
 def compare(gold: str, answer: str, leaf: Leaf = needs_worker) -> Outcome:
     """(equal, the rule that decided) of two cleaned answers."""
+    gold = APPROXIMATELY.sub("", gold)
+    number = parse_literal(gold)
+    if number is None or number.form != "integer":  # nothing is about 5 when the answer is 5
+        answer = APPROXIMATELY.sub("", answer)
     if _bare(gold) == _bare(answer):
         return True, "equal strings"
     refused = why_refused(answer)

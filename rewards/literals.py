@@ -189,8 +189,6 @@ def _scaled(number: Number, exponent: int, end: int) -> tuple[Number, int] | Non
     return Number(value, "integer" if value.denominator == 1 else "decimal", decimals, number.digits), end
 
 
-UNIT_WORD = r"(?:\\text\{[^{}\d]*\}|[^\W\d_]+\.?)(?:\s*\^\s*\{?\s*[-]?\d\s*\}?)?"
-UNIT = re.compile(rf"\s*(?:\\cdot|\\times|\*|/|-)?\s*({UNIT_WORD})")
 UNIT_FRACTION = re.compile(
     r"\s*\\(?:text\{\s*)?frac\{([^{}\d]*(?:\{[^{}\d]*\})?[^{}\d]*)\}\{([^{}\d]*(?:\{[^{}\d]*\})?\s*(?:\^\s*\d)?)\}\s*"
 )

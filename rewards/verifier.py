@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass, replace
 
 from pipeline.types import FinishReason, Status
-from rewards.answers import canonical, clean, extract_answer
+from rewards.answers import Extraction, canonical, clean, extract
 from rewards.comparison import Undecided, compare
 
 
@@ -42,18 +42,18 @@ def judge(gold: str, completion: str, finish_reason: FinishReason = "stop") -> V
 def decide_here(gold: str, completion: str, finish_reason: FinishReason = "stop") -> Verdict | None:
     """The verdict where neither sympy nor a worker is needed, else None."""
     started = time.perf_counter()
-    extracted = extract_answer(completion, finish_reason)
-    verdict = decide_extracted(gold, extracted)
+    verdict = decide_extracted(gold, extract(completion, finish_reason))
     return None if verdict is None else replace(verdict, seconds=time.perf_counter() - started)
 
 
-def decide_extracted(gold: str, extracted: str | None) -> Verdict | None:
+def decide_extracted(gold: str, extraction: Extraction) -> Verdict | None:
     """As ``decide_here`` for an answer that is extracted already."""
+    extracted = extraction.answer
     cleaned_gold = clean(gold)
     if not cleaned_gold:
         return Verdict("gold_unparsable", None, "the gold answer is empty")
     if extracted is None:
-        return Verdict("no_answer", None, "the completion marks no answer")
+        return Verdict("no_answer", None, extraction.rule)
     try:
         correct, rule = compare(cleaned_gold, clean(extracted))
     except Undecided:

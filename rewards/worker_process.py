@@ -6,6 +6,7 @@ Run as ``python -m rewards.worker_process MEMORY_MB``. Lines are JSON both ways;
 from __future__ import annotations
 
 import json
+import logging
 import os
 import resource
 import select
@@ -41,6 +42,8 @@ def serve(memory_mb: int) -> None:
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     sys.setrecursionlimit(3000)
+    # math-verify warns once a process that it has no time-out; the time-out is the parent's.
+    logging.getLogger("math_verify").setLevel(logging.ERROR)
     from rewards import symbolic  # noqa: F401  # loaded before the parent starts its clock
 
     parent = os.getppid()

@@ -20,7 +20,7 @@ from typing import Any
 
 from pipeline.protocols import Progress, no_progress
 from pipeline.types import FinishReason
-from rewards.answers import canonical, clean, extract_answer
+from rewards.answers import Extraction, canonical, clean, extract
 from rewards.verifier import Verdict, decide_extracted
 
 __all__ = ["Verdict", "VerifierPool"]
@@ -126,7 +126,7 @@ class VerifierPool:
         self._idle: queue.LifoQueue[Worker] = queue.LifoQueue()
         for worker in self._all:
             self._idle.put(worker)
-        self._cache: OrderedDict[tuple[str, str], Verdict] = OrderedDict()
+        self._cache: OrderedDict[tuple[str, str | None], Verdict] = OrderedDict()
         self._lock = threading.Lock()
 
     def __enter__(self) -> VerifierPool:
@@ -143,7 +143,7 @@ class VerifierPool:
     def judge(self, gold: str, completion: str, finish_reason: FinishReason = "stop") -> Verdict:
         """One verdict, within ``timeout`` seconds of a worker's time."""
         started = time.perf_counter()
-        verdict = self._judge(gold, extract_answer(completion, finish_reason))
+        verdict = self._judge(gold, extract(completion, finish_reason))
         return replace(verdict, seconds=time.perf_counter() - started)
 
     def judge_many(self, cases: Sequence[Case], progress: Progress = no_progress) -> list[Verdict]:
@@ -151,8 +151,7 @@ class VerifierPool:
         verdicts: list[Verdict | None] = []
         for gold, completion, finish_reason in cases:
             started = time.perf_counter()
-            extracted = extract_answer(completion, finish_reason)
-            verdict = self._known(gold, extracted)
+            verdict = self._known(gold, extract(completion, finish_reason))
             seconds = time.perf_counter() - started
             verdicts.append(replace(verdict, seconds=seconds) if verdict else None)
         left = [index for index, verdict in enumerate(verdicts) if verdict is None]
@@ -166,19 +165,19 @@ class VerifierPool:
                     progress(done, len(cases), "verifier")
         return [verdict for verdict in verdicts if verdict is not None]
 
-    def _known(self, gold: str, extracted: str | None) -> Verdict | None:
-        key = (gold, extracted or "")
+    def _known(self, gold: str, extraction: Extraction) -> Verdict | None:
+        key = (gold, extraction.answer)
         with self._lock:
-            found = self._cache.get(key) if extracted is not None else None
+            found = self._cache.get(key)
             if found is not None:
                 self._cache.move_to_end(key)
                 return found
-        verdict = decide_extracted(gold, extracted)
+        verdict = decide_extracted(gold, extraction)
         if verdict is not None:
             self._remember(key, verdict)
         return verdict
 
-    def _remember(self, key: tuple[str, str], verdict: Verdict) -> None:
+    def _remember(self, key: tuple[str, str | None], verdict: Verdict) -> None:
         if verdict.extracted is None or verdict.status not in ("correct", "incorrect"):
             return
         with self._lock:
@@ -186,11 +185,12 @@ class VerifierPool:
             while len(self._cache) > CACHED:
                 self._cache.popitem(last=False)
 
-    def _judge(self, gold: str, extracted: str | None) -> Verdict:
-        known = self._known(gold, extracted)
-        if known is not None or extracted is None:
-            assert known is not None
+    def _judge(self, gold: str, extraction: Extraction) -> Verdict:
+        known = self._known(gold, extraction)
+        if known is not None:
             return known
+        extracted = extraction.answer
+        assert extracted is not None  # without an answer the verdict is known
         worker = self._idle.get()
         try:
             outcome = worker.run(clean(gold), clean(extracted), self.timeout)
