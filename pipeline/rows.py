@@ -8,14 +8,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from datetime import datetime
 from itertools import chain
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline.schema import COMPONENT_PREFIX, MOMENT, NUMBERS, Column, arrow_schema, columns, physical_schema
+from pipeline.types import UNSCORED, FinishReason, Purpose, Status
 
+UPDATE_KEYS = {"run_id", "stage", "round", "step"}
+COUNTERS = {"epoch", "minibatch"}
 COMPONENT_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,62}")
 
 
@@ -32,8 +35,13 @@ def normalise(table: str, key: str, rows: Sequence[Mapping[str, Any]] | Sequence
     else:
         for column, values in zip(declared, _values(table, rows), strict=True):
             arrays[column.name] = _checked(table, column, lambda v=values, c=column: _array(c, v))
-    _check_purpose(table, arrays)
-    components = _split(arrays.pop("components")) if table == "rewards" else {}
+    components: dict[str, pa.Array] = {}
+    if table == "rollouts":
+        _check_rollouts(arrays)
+        arrays |= _derived(arrays["completion_token_ids"])
+    elif table == "rewards":
+        _check_rewards(arrays)
+        components = _split(arrays.pop("components"))
     schema = physical_schema(table, tuple(components))
     stage = pa.DictionaryArray.from_arrays(pa.array(np.zeros(len(rows), np.int32)), pa.array([key])).cast(pa.string())
     return pa.table([*arrays.values(), *components.values(), stage], schema=schema)
@@ -54,6 +62,32 @@ def logical(table: str, data: pa.Table, names: Sequence[str] | None = None) -> p
         else:
             arrays.append(pa.nulls(data.num_rows, schema.field(name).type))
     return pa.table(arrays, schema=pa.schema([schema.field(name) for name in wanted]))
+
+
+def update_row(
+    run_id: str, stage_key: str, round_: int | None, step: int | None, metrics: Mapping[str, float | None]
+) -> dict[str, Any]:
+    """A row of the updates table. SFT has ``round_`` None and counts ``step`` over its own optimizer steps, from 1.
+
+    Metrics named like a column (loss, kl, grad_norm, lr, tokens, seconds_update …; ``epoch`` and ``minibatch`` too) go
+    there, all others into the map ``extra``, so each must be a number, bool or None. Not a number is kept as NaN: a
+    loss that blew up is a fact. Raises ValueError for a value that is no number.
+    """
+    names = {column.name for column in columns("updates")} - UPDATE_KEYS - {"extra"}
+    row: dict[str, Any] = {"run_id": run_id, "stage": stage_key, "round": round_, "step": step}
+    extra: dict[str, float] = {}
+    for name, value in metrics.items():
+        if name in UPDATE_KEYS or name == "extra":
+            raise ValueError(f"metrics of {stage_key}: {name!r} is given by the caller and cannot be a metric")
+        if value is not None and not isinstance(value, (int, float, np.integer, np.floating)):
+            raise ValueError(f"metrics of {stage_key}: {name} must be a number, got {type(value).__name__} {value!r}")
+        if name in COUNTERS:
+            row[name] = None if value is None else int(value)
+        elif name in names:
+            row[name] = None if value is None else float(value)
+        elif value is not None:
+            extra[name] = float(value)
+    return row | {"extra": extra}
 
 
 def component_names(names: Iterable[str]) -> list[str]:
@@ -128,15 +162,63 @@ def _combined(array: Any) -> Any:
     return array.combine_chunks() if isinstance(array, pa.ChunkedArray) else array
 
 
-def _check_purpose(table: str, arrays: Mapping[str, Any]) -> None:
-    if table != "rollouts":
-        return
+def _check_rollouts(arrays: Mapping[str, Any]) -> None:
     evaluated = pc.equal(arrays["purpose"], "evaluate")
     if pc.any(pc.and_(evaluated, pc.is_valid(arrays["round"]))).as_py():
         raise ValueError(
             "rows of rollouts: purpose 'evaluate' has a round; it must be None, or evaluation would be mixed into the "
             "averages of training rounds (the stage key says which checkpoint was evaluated)"
         )
+    tokens, logprobs = (pc.list_value_length(arrays[n]) for n in ("completion_token_ids", "sampling_logprobs"))
+    if not pc.all(pc.equal(tokens, logprobs), min_count=0).as_py():
+        row = pc.index(pc.equal(tokens, logprobs), False).as_py()
+        raise ValueError(
+            f"rows of rollouts: row {row} has {tokens[row].as_py()} completion tokens and {logprobs[row].as_py()} "
+            "sampling_logprobs; expected one logprob a token"
+        )
+    _check_one_of("rollouts", "purpose", arrays["purpose"], get_args(Purpose))
+    _check_one_of("rollouts", "finish_reason", arrays["finish_reason"], get_args(FinishReason))
+    _check_distinct("rollouts", arrays["rollout_id"])
+
+
+def _check_rewards(arrays: Mapping[str, Any]) -> None:
+    _check_one_of("rewards", "status", arrays["status"], get_args(Status))
+    _check_distinct("rewards", arrays["rollout_id"])
+    unscored = pc.is_in(arrays["status"], pa.array(sorted(UNSCORED)))
+    if pc.any(pc.and_(unscored, pc.is_valid(arrays["correct"]))).as_py():
+        raise ValueError(
+            "rows of rewards: an unscored status (timeout, error, gold_unparsable) has a verdict; expected None"
+        )
+
+
+def _check_one_of(table: str, column: str, values: pa.Array, allowed: Sequence[str]) -> None:
+    for value in pc.unique(values).to_pylist():
+        if value not in allowed:
+            raise ValueError(f"rows of {table}: {column} {value!r} is unknown; expected one of {', '.join(allowed)}")
+
+
+def _check_distinct(table: str, ids: pa.Array) -> None:
+    if len(set(ids.to_pylist())) < len(ids):
+        raise ValueError(f"rows of {table}: a rollout_id occurs twice; each completion has one row")
+
+
+def _derived(token_ids: pa.ListArray) -> dict[str, pa.Array]:
+    """``completion_length`` and ``completion_hash``: a sum over tokens of 64 mixed bits of (token id, position)."""
+    offsets = token_ids.offsets.to_numpy().astype(np.int64)
+    lengths = np.diff(offsets)
+    flat = token_ids.values.to_numpy(zero_copy_only=False)[offsets[0] : offsets[-1]].astype(np.uint64)
+    position = np.arange(len(flat), dtype=np.uint64) - np.repeat(offsets[:-1] - offsets[0], lengths).astype(np.uint64)
+    mixed = (flat << np.uint64(32)) + position
+    # splitmix64's finaliser (Steele, Lea and Flood 2014)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
+    mixed ^= mixed >> np.uint64(31)
+    totals = np.concatenate([np.zeros(1, np.uint64), np.cumsum(mixed, dtype=np.uint64)])
+    hashes = totals[offsets[1:] - offsets[0]] - totals[offsets[:-1] - offsets[0]]
+    return {
+        "completion_length": pa.array(lengths.astype(np.int32)),
+        "completion_hash": pa.array(hashes.view(np.int64)),
+    }
 
 
 def _split(maps: pa.MapArray) -> dict[str, pa.Array]:

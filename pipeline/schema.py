@@ -1,7 +1,7 @@
 """The one declaration of every table's columns; Arrow, Parquet and SQL schemas are rendered from it.
 
 A Parquet file says in its footer which version of this declaration wrote it. Columns are found by a field id that
-follows from their name, so a file of an older version reads as if its missing columns were NULL.
+follows from their name, so a file of an older version reads as if the columns it lacks were NULL.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 SCHEMA_VERSION = 1
+VERSION_KEY = b"grpoflow.schema"
 STAGE_COLUMN = "_stage"
 """Physical column of every table: the stage key that wrote the row. Views leave it out."""
 COMPONENT_PREFIX = "reward_"
@@ -22,7 +23,11 @@ COMPONENT_PREFIX = "reward_"
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column: ``dictionary`` marks text with few distinct values, ``since`` the version that introduced it."""
+    """One column of a table.
+
+    ``dictionary`` marks text with few distinct values. ``since`` is the version that introduced the column. ``derived``
+    columns are computed from the others when rows are recorded: only files and views have them.
+    """
 
     name: str
     type: pa.DataType
@@ -30,12 +35,17 @@ class Column:
     nullable: bool = False
     dictionary: bool = False
     since: int = 1
+    derived: bool = False
 
 
 TEXT, INT, LONG, FLAG, REAL, SINGLE = pa.string(), pa.int32(), pa.int64(), pa.bool_(), pa.float64(), pa.float32()
 IDS, SINGLES, REALS = pa.list_(pa.int32()), pa.list_(pa.float32()), pa.list_(pa.float64())
 NUMBERS = pa.map_(pa.string(), pa.float64())
 MOMENT = pa.timestamp("us", tz="UTC")
+SQL_TYPES = {
+    TEXT: "VARCHAR", INT: "INTEGER", LONG: "BIGINT", FLAG: "TINYINT", REAL: "DOUBLE", SINGLE: "FLOAT",
+    NUMBERS: "MAP(VARCHAR, DOUBLE)", MOMENT: "TIMESTAMPTZ",
+}  # fmt: skip
 
 
 def _text(name: str, doc: str, *, nullable: bool = False, dictionary: bool = True) -> Column:
@@ -88,7 +98,9 @@ TABLES: dict[str, tuple[Column, ...]] = {
         Column("sampling_logprobs", SINGLES, "one a completion token, as drawn, nats"),
         _text("finish_reason", "stop, or length when truncated"),
         _text("text", "the completion, decoded", dictionary=False),
-        Column("seconds", REAL, "sampling time"),
+        Column("seconds", REAL, "from the completion's start to its end; completions of a batch overlap"),
+        Column("completion_length", INT, "tokens of the completion", derived=True),
+        Column("completion_hash", LONG, "equal for equal completion_token_ids", derived=True),
     ),
     "rewards": (
         _text("rollout_id", "the completion judged", dictionary=False),
@@ -111,10 +123,11 @@ TABLES: dict[str, tuple[Column, ...]] = {
     ),
     "updates": (
         RUN_ID,
+        _text("stage", "stage key of the optimizer step: sft, regenerate or a step's update"),
         ROUND,
-        STEP,
-        Column("epoch", INT, "pass over the step's rollouts, from 0"),
-        Column("minibatch", INT, "optimizer step within the pass, from 0"),
+        Column("step", INT, "step in the round, or of SFT, from 1", nullable=True),
+        Column("epoch", INT, "pass over the step's rollouts, from 0; NULL in SFT", nullable=True),
+        Column("minibatch", INT, "optimizer step within the pass, from 0; NULL in SFT", nullable=True),
         _metric("loss", "the objective that was minimised"),
         _metric("policy_loss", "its policy part"),
         _metric("kl", "KL(policy || reference), nats a token"),
@@ -136,7 +149,9 @@ TABLES: dict[str, tuple[Column, ...]] = {
         _metric("seconds_rollout", "time of the step's sampling"),
         _metric("seconds_reward", "time of its grading"),
         _metric("seconds_logprobs", "time of the old and reference logprobs"),
-        _metric("seconds_update", "time of the optimizer step"),
+        _metric("seconds_forward_backward", "time of forward and backward over all micro-batches"),
+        _metric("seconds_optimizer", "time of clipping and the optimizer step proper"),
+        _metric("seconds_update", "time of the whole optimizer step"),
         Column("extra", NUMBERS, "other metrics by name", nullable=True),
     ),
     "evaluations": (
@@ -171,7 +186,12 @@ TABLES: dict[str, tuple[Column, ...]] = {
 
 
 def columns(table: str) -> tuple[Column, ...]:
-    """The declared columns of a table; ValueError names the tables there are."""
+    """The columns that callers write and read; ValueError names the tables there are."""
+    return tuple(column for column in stored_columns(table) if not column.derived)
+
+
+def stored_columns(table: str) -> tuple[Column, ...]:
+    """The declared columns of a table, derived ones included; ValueError names the tables there are."""
     if table not in TABLES:
         raise ValueError(f"table {table!r} is unknown; expected one of {', '.join(TABLES)}")
     return TABLES[table]
@@ -190,26 +210,36 @@ def arrow_schema(table: str) -> pa.Schema:
 
 def physical_schema(table: str, components: tuple[str, ...] = ()) -> pa.Schema:
     """What a file holds: the declared columns, one ``reward_<name>`` column a component, and the stage key."""
-    fields = [(c.name, c.type, c.nullable) for c in columns(table) if (table, c.name) != ("rewards", "components")]
+    declared = [c for c in stored_columns(table) if (table, c.name) != ("rewards", "components")]
+    fields = [(c.name, c.type, c.nullable) for c in declared]
     fields += [(COMPONENT_PREFIX + name, pa.float64(), True) for name in components]
     fields.append((STAGE_COLUMN, pa.string(), False))
-    return pa.schema([_field(*field) for field in fields], metadata={b"grpoflow.schema": str(SCHEMA_VERSION).encode()})
+    return pa.schema([_field(*field) for field in fields], metadata={VERSION_KEY: str(SCHEMA_VERSION).encode()})
 
 
 def dictionary_columns(table: str) -> list[str]:
     """Columns that Parquet stores as a dictionary of values plus small indexes."""
-    lists = [f"{c.name}.list.element" for c in columns(table) if pa.types.is_list(c.type) and c.type == IDS]
+    lists = [f"{c.name}.list.element" for c in columns(table) if c.type == IDS]
     return [c.name for c in columns(table) if c.dictionary] + lists + [STAGE_COLUMN]
 
 
 def file_version(metadata: dict[bytes, bytes] | None, origin: str) -> int:
-    """The schema version in a file's metadata; ValueError when a newer grpoflow wrote it."""
-    version = int((metadata or {}).get(b"grpoflow.schema", b"1"))
-    if version > SCHEMA_VERSION:
+    """The schema version in a file's metadata; ValueError when it is not a file of the store, or of a newer grpoflow."""
+    written = (metadata or {}).get(VERSION_KEY)
+    if written is None or not written.isdigit():
+        raise ValueError(f"{origin}: says no schema version, so the store did not write it; move it out of the run")
+    if int(written) > SCHEMA_VERSION:
         raise ValueError(
-            f"{origin}: written with schema version {version}, this grpoflow reads up to {SCHEMA_VERSION}: upgrade it"
+            f"{origin}: written with schema version {int(written)}, this grpoflow reads up to {SCHEMA_VERSION}: upgrade it"
         )
-    return version
+    return int(written)
+
+
+def sql_type(type_: pa.DataType) -> str:
+    """The type of a column in the views. Flags are 1 and 0, so that avg(correct) is a share."""
+    if pa.types.is_list(type_):
+        return sql_type(type_.value_type) + "[]"
+    return SQL_TYPES[type_]
 
 
 def _field(name: str, type_: pa.DataType, nullable: bool) -> pa.Field:

@@ -1,8 +1,8 @@
 """Which Parquet file of a run holds which rows, and which files a reader must look at.
 
-A stage writes ``<stage key>--00000.parquet``, ``--00001`` and so on. At the end of a round these small files are merged
-into ``round-01/merged--00000.parquet``, whose footer lists the parts it holds. A part that a merged file lists is read
-from there; its small file stays for a while for readers that looked before.
+A stage writes ``<stage key>--00000.parquet``, ``--00001`` and so on. Compaction merges all parts under a key or a folder
+``K`` into one file ``K--merged.parquet`` whose footer lists them. Where that file is, it stands for everything called
+``K--…`` or below ``K/``: small files there are dead, and stay a while only for readers that looked before.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
@@ -19,9 +18,24 @@ import pyarrow.parquet as pq
 
 from pipeline.rundir import RunPaths
 
-PART_NAME = re.compile(r"(?P<key>.+)--(?P<part>\d{5})\.parquet")
-MERGED = "merged"
+PART_NAME = re.compile(r"(?P<key>.+)--(?:(?P<part>\d{5,9})|merged)\.parquet")
+MERGED = "--merged.parquet"
 PARTS_KEY = b"grpoflow.parts"
+MARKERS = "_components"
+"""Folder of the rewards table with an empty file a reward component: its name is known without opening a Parquet file."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableFile:
+    """A file whose rows count. ``part`` None: a merged file, for every stage key that is ``key`` or below it."""
+
+    key: str
+    part: int | None
+    path: str
+
+    def covers(self, stage_key: str) -> bool:
+        """Whether rows of this stage can be in the file."""
+        return stage_key == self.key or (self.part is None and stage_key.startswith(self.key + "/"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,76 +49,51 @@ class Piece:
     rows: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class TableFiles:
-    """The files of one table of one run: small ones by (stage key, part), and merged ones."""
-
-    small: dict[tuple[str, int], Path] = field(default_factory=dict)
-    merged: list[Path] = field(default_factory=list)
-
-    def live(self) -> list[Path]:
-        """The files that together hold every row exactly once."""
-        return sorted(self.live_small().values()) + sorted(self.merged)
-
-    def live_small(self) -> dict[tuple[str, int], Path]:
-        """The small files whose rows are in no merged file."""
-        if not self.merged or not self.small:
-            return self.small
-        folders = {path.parent for path in self.merged}
-        below = [item for item in self.small if any(f in self.small[item].parents for f in folders)]
-        held = {(p.key, p.part) for path in self.merged for p in merged_pieces(path)} if below else set()
-        return {item: path for item, path in self.small.items() if item not in held}
-
-    def pieces(self) -> list[Piece]:
-        """Every part with its place, ordered by stage key and part."""
-        found = [Piece(key, part, path) for (key, part), path in self.live_small().items()]
-        found += [piece for path in self.merged for piece in merged_pieces(path)]
-        return sorted(found, key=lambda piece: (piece.key, piece.part))
+def merged_path(paths: RunPaths, table: str, key: str) -> Path:
+    """The merged file of a stage key or of a folder of stage keys such as ``round-01``."""
+    return paths.table(table) / f"{key}{MERGED}"
 
 
-def list_table(paths: RunPaths, table: str) -> TableFiles:
-    """The files of one table of this run alone, ancestors not included."""
-    return scan(paths.table(table))
+def live_files(folder: Path) -> list[TableFile]:
+    """The files below a table's folder that together hold every row exactly once.
+
+    Names that begin with a dot are unfinished, ``_components`` holds no rows: neither is looked at.
+    """
+    found: list[TableFile] = []
+    _walk(str(folder), "", found)
+    return found
 
 
-def scan(folder: Path) -> TableFiles:
-    """The files below a table's folder. Names that begin with a dot are not finished and are not seen."""
-    files = TableFiles()
-    base = str(folder)
-    for name in _walk(base, ""):
-        match = PART_NAME.fullmatch(name)
-        if match is None:
-            continue
-        path = Path(f"{base}/{name}")
-        if match["key"].rpartition("/")[2] == MERGED:
-            files.merged.append(path)
-        else:
-            files.small[match["key"], int(match["part"])] = path
-    return files
-
-
-def _walk(folder: str, prefix: str) -> Iterator[str]:
-    # A folder's own files come before its subfolders': a merged file is seen before the small files it replaces.
+def _walk(folder: str, prefix: str, found: list[TableFile]) -> None:
+    # One listing a folder: a merged file missed in it is new, and then its small files are all still there.
     try:
-        entries = list(os.scandir(folder))
-    except FileNotFoundError:
+        with os.scandir(folder) as entries:
+            names = [entry.name for entry in entries]
+    except (FileNotFoundError, NotADirectoryError):
         return
-    subfolders = []
-    for entry in entries:
-        if entry.name.startswith("."):
-            continue
-        if entry.name.endswith(".parquet"):
-            yield prefix + entry.name
-        elif entry.is_dir():
-            subfolders.append(entry.name)
-    for name in subfolders:
-        yield from _walk(f"{folder}/{name}", f"{prefix}{name}/")
+    names = sorted(name for name in names if name[0] not in "._")
+    merged = {name.removesuffix(MERGED) for name in names if name.endswith(MERGED)}
+    for name in names:
+        if name.endswith(".parquet"):
+            match = PART_NAME.fullmatch(name)
+            if match and (match["part"] is None or match["key"] not in merged):
+                part = None if match["part"] is None else int(match["part"])
+                found.append(TableFile(prefix + match["key"], part, f"{folder}/{name}"))
+        elif name not in merged:
+            _walk(f"{folder}/{name}", f"{prefix}{name}/", found)
+
+
+def pieces_of(file: TableFile) -> list[Piece]:
+    """The parts that a file holds, in row order."""
+    if file.part is not None:
+        return [Piece(file.key, file.part, Path(file.path))]
+    return merged_pieces(Path(file.path))
 
 
 def merged_pieces(path: Path) -> list[Piece]:
     """The parts in a merged file, in row order, from its footer."""
-    status = path.stat()
-    return [Piece(key, part, path, start, rows) for key, part, start, rows in _footer(str(path), status.st_mtime_ns)]
+    stamp = path.stat().st_mtime_ns
+    return [Piece(key, part, path, start, rows) for key, part, start, rows in _footer(str(path), stamp)]
 
 
 @lru_cache(maxsize=4096)
@@ -129,20 +118,38 @@ def source_run(paths: RunPaths, key: str) -> RunPaths:
 
 
 def find_pieces(paths: RunPaths, table: str, key: str) -> list[Piece]:
-    """The parts of one stage, from the run in the lineage that has them."""
+    """The parts of one stage, from the run in the lineage that has them, in order."""
     run = source_run(paths, key)
-    direct = [p for p in sorted(run.table_part(table, key).parent.glob("*.parquet")) if _is_part(p, key)]
-    found = {int(path.stem[-5:]): Piece(key, int(path.stem[-5:]), path) for path in direct}
-    for path in _merged_above(run, table, key):
-        found.update({piece.part: piece for piece in merged_pieces(path) if piece.key == key})
-    return [found[part] for part in sorted(found)]
+    merged = covering_merged(run, table, key)
+    if merged is not None:
+        found = [piece for piece in merged_pieces(merged) if piece.key == key]
+    else:
+        name = re.compile(re.escape(key.rpartition("/")[2]) + r"--(\d{5,9})\.parquet")
+        folder = run.table_part(table, key).parent
+        present = os.listdir(folder) if folder.is_dir() else []
+        found = [Piece(key, int(m[1]), folder / m[0]) for m in map(name.fullmatch, present) if m]
+    return sorted(found, key=lambda piece: piece.part)
 
 
-def _is_part(path: Path, key: str) -> bool:
-    return re.fullmatch(re.escape(key.rpartition("/")[2]) + r"--\d{5}\.parquet", path.name) is not None
+def covering_merged(run: RunPaths, table: str, key: str) -> Path | None:
+    """The merged file that stands for this stage in its own run, or None."""
+    words = key.split("/")
+    for count in range(1, len(words) + 1):
+        path = merged_path(run, table, "/".join(words[:count]))
+        if path.is_file():
+            return path
+    return None
 
 
-def _merged_above(run: RunPaths, table: str, key: str) -> list[Path]:
-    base = run.table(table)
-    folders = [base, *(base / "/".join(key.split("/")[:n]) for n in range(1, key.count("/") + 1))]
-    return [path for folder in folders for path in sorted(folder.glob(f"{MERGED}--?????.parquet"))]
+def components_of(run: RunPaths) -> list[str]:
+    """The reward components that this run's rewards have ever had."""
+    folder = run.table("rewards") / MARKERS
+    return sorted(os.listdir(folder)) if folder.is_dir() else []
+
+
+def mark_component(run: RunPaths, name: str) -> None:
+    """Make a reward component known to readers; done before the rows that have it appear."""
+    marker = run.table("rewards") / MARKERS / name
+    if not marker.is_file():
+        marker.parent.mkdir(parents=True, exist_ok=True)
+        marker.touch()

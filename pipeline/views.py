@@ -2,17 +2,157 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from pipeline.rundir import RunPaths
-from pipeline.schema import COMPONENT_PREFIX, STAGE_COLUMN, TABLES, columns, field_id
-from pipeline.tablefiles import TableFiles, scan
+from pipeline.lineage import Lineage, Sources
+from pipeline.schema import COMPONENT_PREFIX, STAGE_COLUMN, TABLES, field_id, sql_type, stored_columns
 
 if TYPE_CHECKING:
     import duckdb
+
+RUN_COLUMNS = {
+    "run_id": ("VARCHAR", "name of the run"),
+    "recipe": ("VARCHAR", "name of its recipe"),
+    "digest": ("VARCHAR", "digest of its resolved recipe"),
+    "created_at": ("TIMESTAMPTZ", "when it was started"),
+    "parent": ("VARCHAR", "the run it branched off"),
+    "resume_from": ("VARCHAR", "the stage at which it did"),
+    "finished": ("TINYINT", "1 when its last stage is complete"),
+    "settings": ("VARCHAR", "the resolved recipe, JSON"),
+    "versions": ("VARCHAR", "versions of the libraries, JSON"),
+}
+GROUPS = """
+SELECT group_id, any_value(run_id) AS run_id, any_value(stage) AS stage, any_value(purpose) AS purpose,
+  any_value(round) AS round, any_value(step) AS step, any_value(problem_id) AS problem_id, count(*)::INT AS completions,
+  count(reward)::INT AS scored, sum(correct)::INT AS correct, avg(reward) AS reward_mean,
+  stddev_pop(reward) AS reward_std, min(reward) AS reward_min, max(reward) AS reward_max,
+  (count(reward) > 0 AND max(reward) = min(reward))::TINYINT AS zero_variance,
+  count(*) FILTER (finish_reason = 'length')::INT AS truncated, sum(completion_length)::BIGINT AS tokens
+FROM rollouts LEFT JOIN rewards USING (rollout_id) GROUP BY group_id
+"""
+GROUP_COLUMNS = {
+    "group_id": "the completions of one problem in one step",
+    "run_id": "run that sampled it", "stage": "stage key that sampled it", "purpose": "as in rollouts",
+    "round": "round, from 1", "step": "step in the round, from 1", "problem_id": "the problem that was put",
+    "completions": "completions in the group", "scored": "those with a reward", "correct": "those that are correct",
+    "reward_mean": "mean reward of the scored", "reward_std": "their standard deviation, ddof 0",
+    "reward_min": "least reward", "reward_max": "largest reward",
+    "zero_variance": "1 when all rewards are equal", "truncated": "completions that ended by length",
+    "tokens": "completion tokens",
+}  # fmt: skip
+
+
+def connect(run: str | None = None, *, root: Path | str = "runs") -> duckdb.DuckDBPyConnection:
+    """An in-memory DuckDB connection with the views of one run (its ancestors' rows included), or of all runs.
+
+    It shows what was recorded when it was opened, and never changes a file: it can read the folder of runs and nothing
+    else, and statements that write are refused by ``pipeline.ask`` (this connection itself leaves them to you).
+    Raises FileNotFoundError for a run or folder that is not there.
+    """
+    import duckdb
+
+    folder = Path(root)
+    if run is not None and not (folder / run / "recipe.json").is_file():
+        raise FileNotFoundError(f"run {run!r} is not in {folder}: `grpoflow status` lists the runs there")
+    connection = duckdb.connect(config={"temp_directory": ""})
+    connection.execute(f"SET allowed_directories = [{_quote(str(folder.resolve()) + '/')}]")
+    for setting in ("autoinstall_known_extensions", "autoload_known_extensions", "enable_external_access"):
+        connection.execute(f"SET {setting} = false")
+    create_views(connection, Lineage(folder.resolve(), run))
+    return connection
+
+
+def create_views(connection: duckdb.DuckDBPyConnection, lineage: Lineage) -> None:
+    """Create the views problems, rollouts, rewards, advantages, updates, evaluations, events, groups and runs."""
+    components = lineage.components()
+    for table in TABLES:
+        rows = _select(connection, table, lineage.sources(table), components)
+        if table == "problems" and lineage.run is None:
+            rows = _once(rows)
+        connection.execute(f"CREATE VIEW {table} AS {rows}")
+    connection.execute(f"CREATE VIEW groups AS {GROUPS}")
+    _create_runs(connection, lineage)
+
+
+def view_columns(components: list[str] | None = None) -> dict[str, list[tuple[str, str, str]]]:
+    """(name, SQL type, meaning) of every column, by view; the components' columns come with the names given."""
+    shown = {
+        table: [(c.name, sql_type(c.type), c.doc) for c in stored_columns(table)]
+        + [(COMPONENT_PREFIX + n, "DOUBLE", f"component {n}, unweighted") for n in _of(table, components or [])]
+        for table in TABLES
+    }
+    shown["groups"] = [(name, "", doc) for name, doc in GROUP_COLUMNS.items()]
+    shown["runs"] = [(name, type_, doc) for name, (type_, doc) in RUN_COLUMNS.items()]
+    return shown
+
+
+def _select(connection: Any, table: str, sources: Sources, components: list[str]) -> str:
+    """The SELECT over the files of a table: one branch for whole files, one for each filter on stages."""
+    branches = []
+    if sources.whole:
+        branches.append(_scan(connection, table, f"files_{table}", sources.whole, components))
+    for number, ((keys, keep), files) in enumerate(sorted(sources.parts.items())):
+        scan = _scan(connection, table, f"files_{table}_{number}", files, components)
+        listed = ", ".join(_quote(key) for key in keys)
+        branches.append(f"{scan} WHERE {STAGE_COLUMN} {'' if keep else 'NOT '}IN ({listed})")
+    if not branches:
+        names = ", ".join(f"NULL::{type_} AS {_name(name)}" for name, type_ in _shown(table, components))
+        return f"SELECT {names} WHERE false"
+    return " UNION ALL ".join(branches)
+
+
+def _scan(connection: Any, table: str, variable: str, files: list[str], components: list[str]) -> str:
+    # The list is a variable, not text: 100,000 file names would take the parser seconds.
+    connection.execute(f"SET VARIABLE {variable} = $1", [files])
+    physical = [(n, t) for n, t in _shown(table, components) if (table, n) != ("rewards", "components")]
+    fields = ", ".join(
+        f"{field_id(name)}: {{name: {_quote(name)}, type: {_quote(type_)}, default_value: NULL}}"
+        for name, type_ in [*physical, (STAGE_COLUMN, "VARCHAR")]
+    )
+    columns = ", ".join(_expression(table, name, components) for name, _ in _shown(table, components))
+    return f"SELECT {columns} FROM read_parquet(getvariable('{variable}'), schema = MAP {{{fields}}})"
+
+
+def _shown(table: str, components: list[str]) -> list[tuple[str, str]]:
+    declared = [(c.name, sql_type(c.type)) for c in stored_columns(table)]
+    return declared + [(COMPONENT_PREFIX + name, "DOUBLE") for name in _of(table, components)]
+
+
+def _expression(table: str, name: str, components: list[str]) -> str:
+    if (table, name) != ("rewards", "components"):
+        return _name(name)
+    names = ", ".join(_quote(n) for n in components)
+    values = ", ".join(_name(COMPONENT_PREFIX + n) for n in components)
+    return f"MAP([{names}]::VARCHAR[], [{values}]::DOUBLE[]) AS components"
+
+
+def _of(table: str, components: list[str]) -> list[str]:
+    return components if table == "rewards" else []
+
+
+def _once(rows: str) -> str:
+    """Over all runs a problem is one row, whichever runs selected it."""
+    names = [column.name for column in stored_columns("problems")]
+    firsts = ", ".join(f"any_value({name}) AS {name}" for name in names if name != "problem_id")
+    return f"SELECT problem_id, {firsts} FROM ({rows}) GROUP BY problem_id"
+
+
+def _create_runs(connection: Any, lineage: Lineage) -> None:
+    schema = pa.schema(
+        [(name, pa.int8() if type_ == "TINYINT" else pa.string()) for name, (type_, _) in RUN_COLUMNS.items()]
+    )
+    connection.register("_runs", pa.Table.from_pylist(lineage.headers(), schema=schema))
+    columns = ", ".join(f"{name}::{type_} AS {name}" for name, (type_, _) in RUN_COLUMNS.items())
+    connection.execute(f"CREATE TABLE runs AS SELECT {columns} FROM _runs")
+    connection.unregister("_runs")
+
+
+def _name(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _quote(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
