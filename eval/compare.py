@@ -122,9 +122,7 @@ def problem_accuracies(rows: Sequence[Sampled], *, ks: Sequence[int] = ()) -> di
 def sentence(found: Difference, first: str, second: str) -> str:
     """The comparison in plain words, and what the interval leaves open."""
     points, low, high = 100 * found.difference, 100 * found.low, 100 * found.high
-    figures = (
-        f"95 % interval {low:+.1f} to {high:+.1f}, p = {format_p(found.p_value)}, {found.n_problems} common problems"
-    )
+    figures = f"95 % interval {low:+.1f} to {high:+.1f}, {format_p(found.p_value)}, {found.n_problems} common problems"
     if found.p_value <= SIGNIFICANT and points:
         better, worse = (second, first) if points > 0 else (first, second)
         return (
@@ -138,8 +136,8 @@ def sentence(found: Difference, first: str, second: str) -> str:
 
 
 def format_p(p_value: float) -> str:
-    """ "0.013", "< 0.001"."""
-    return "< 0.001" if p_value < 0.001 else f"{p_value:.3f}" if p_value < 0.1 else f"{p_value:.2f}"
+    """ "p = 0.013", "p < 0.001"."""
+    return "p < 0.001" if p_value < 0.001 else f"p = {p_value:.3f}" if p_value < 0.1 else f"p = {p_value:.2f}"
 
 
 def compare_evaluations(first: tuple[RunFacts, Evaluation], second: tuple[RunFacts, Evaluation]) -> list[Difference]:

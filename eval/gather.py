@@ -14,24 +14,12 @@ from pipeline import store
 from pipeline.rundir import RunPaths, read_result
 from pipeline.types import StageResult
 
-COLUMNS = {
-    "problems": ("problem_id", "problem", "answer", "level", "subject", "source", "split"),
-    "rollouts": (
-        "rollout_id", "run_id", "stage", "purpose", "round", "step", "group_id", "problem_id", "sample_index",
-        "temperature", "prompt_token_ids", "completion_token_ids", "finish_reason", "text",
-    ),
-    "rewards": ("rollout_id", "reward", "correct", "status", "answer"),
-    "advantages": None,
-    "updates": None,
-    "evaluations": None,
-}  # fmt: skip
-
 STEPS = """
     WITH sampled AS (
-        SELECT r.round, r.step, count(*) AS rollouts, avg(w.reward) AS reward, avg(w.correct::INT) AS correct,
-               avg((w.reward IS NULL)::INT) AS unscored_share, avg(len(r.completion_token_ids)) AS length,
+        SELECT r.round, r.step, count(*) AS rollouts, avg(w.reward) AS reward, avg(w.correct) AS correct,
+               avg((w.reward IS NULL)::INT) AS unscored_share, avg(r.completion_length) AS length,
                avg((r.finish_reason = 'length')::INT) AS truncated_share,
-               sum(len(r.completion_token_ids)) AS completion_tokens
+               sum(r.completion_length) AS completion_tokens
         FROM rollouts r JOIN rewards w USING (rollout_id) WHERE r.purpose = 'train' GROUP BY r.round, r.step
     ), learnt AS (
         SELECT round, step, avg(kl) AS kl, avg(entropy) AS entropy, avg(grad_norm) AS grad_norm, avg(lr) AS lr,
@@ -43,18 +31,18 @@ STEPS = """
 """
 TOKENS = """
     SELECT stage, count(*) AS rollouts, sum(len(prompt_token_ids)) AS prompt_tokens,
-           sum(len(completion_token_ids)) AS completion_tokens
+           sum(completion_length) AS completion_tokens
     FROM rollouts WHERE run_id = ? GROUP BY stage
 """
 SAMPLES = """
-    SELECT r.problem_id, r.sample_index, w.answer, w.correct, w.status, r.finish_reason,
-           len(r.completion_token_ids) AS n_tokens, r.temperature = 0 AS greedy
+    SELECT r.problem_id, r.sample_index, w.answer, w.correct::BOOLEAN AS correct, w.status, r.finish_reason,
+           r.completion_length AS n_tokens, r.temperature = 0 AS greedy
     FROM rollouts r JOIN rewards w USING (rollout_id) WHERE r.stage = ? AND r.purpose = 'evaluate'
     ORDER BY r.problem_id, r.sample_index
 """
 COMPLETIONS = """
-    SELECT r.rollout_id, r.text, w.correct, w.status, w.answer, r.finish_reason,
-           len(r.completion_token_ids) AS n_tokens
+    SELECT r.rollout_id, r.text, w.correct::BOOLEAN AS correct, w.status, w.answer, r.finish_reason,
+           r.completion_length AS n_tokens
     FROM rollouts r JOIN rewards w USING (rollout_id)
     WHERE r.stage = ? AND r.problem_id = ? AND r.purpose = 'evaluate' AND r.temperature > 0 ORDER BY r.sample_index
 """
@@ -205,17 +193,7 @@ def gather(paths: RunPaths) -> RunFacts:
             f"run {paths.run_id!r}: {paths.recipe_file} is missing or not a run's recipe ({error}); "
             f"name a run that `grpoflow status` lists"
         ) from None
-    return RunFacts(paths, header, stage_results(paths), connect(paths))
-
-
-def connect(paths: RunPaths) -> Any:
-    """A DuckDB connection with this run's tables, lineage resolved."""
-    import duckdb
-
-    connection = duckdb.connect()
-    for table, columns in COLUMNS.items():
-        connection.register(table, store.read(paths, table, columns=columns))
-    return connection
+    return RunFacts(paths, header, stage_results(paths), store.connect(paths.run_id, root=paths.root))
 
 
 def stage_results(paths: RunPaths) -> dict[str, StageResult]:

@@ -63,7 +63,7 @@ def svg(
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
     # Names such as figure_1 occur in every picture; only hashed ids are referred to.
-    text = re.sub(r' id="[A-Za-z]+(?:\.[A-Za-z]+)*_\d+"', "", text)
+    text = re.sub(r' id="[A-Za-z][A-Za-z0-9.]*_\d+"', "", text)
     for colour, variable in VARIABLES.items():
         text = text.replace(colour, f"var(--{variable}, {colour})")
     text = re.sub(

@@ -10,7 +10,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from eval import plots
-from eval.compare import compare_evaluations, format_p, sentence
+from eval.compare import compare_evaluations, sentence
 from eval.doubts import doubts
 from eval.gather import Evaluation, RunFacts, checkpoint_order, gather, natural
 from eval.moved import most_moved, visible
@@ -178,7 +178,7 @@ def environment(*, autoescape: bool = True) -> Environment:
         trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
     found.filters.update(
-        number=number, measure=measure, svg=Markup, visible=visible, duration=duration, p=format_p, cell=markdown_cell
+        number=number, measure=measure, svg=Markup, visible=visible, duration=duration, cell=markdown_cell
     )
     return found
 

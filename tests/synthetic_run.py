@@ -12,6 +12,7 @@ from typing import Any
 from eval.summary import Sampled, summarise
 from pipeline import store
 from pipeline.config import load_recipe
+from pipeline.rows import update_row
 from pipeline.rundir import RunPaths, write_atomic, write_result
 from pipeline.types import Problem, Reward, Rollout, StageResult
 
@@ -93,21 +94,12 @@ def _step(paths: RunPaths, problems: Sequence[Problem], round_: int, step: int, 
     store.append(paths, "rollouts", f"{base}/rollout", rollouts)
     store.append(paths, "rewards", f"{base}/reward", rewards)
     update = {
-        "run_id": paths.run_id, "round": round_, "step": step, "epoch": 0, "minibatch": 0, "kl": 0.01 * step,
-        "entropy": 1.0 - 0.1 * step, "grad_norm": 0.5, "logprob_gap_mean": 1e-6, "logprob_gap_max": 1e-5, "lr": 1e-4,
+        "epoch": 0, "minibatch": 0, "kl": 0.01 * step, "entropy": 1.0 - 0.1 * step, "grad_norm": 0.5,
+        "logprob_gap_mean": 1e-6, "logprob_gap_max": 1e-5, "lr": 1e-4,
     }  # fmt: skip
-    if "stage" in store_columns("updates"):
-        update["stage"] = f"{base}/update"
-    store.append(paths, "updates", f"{base}/update", [update])
+    store.append(paths, "updates", f"{base}/update", [update_row(paths.run_id, f"{base}/update", round_, step, update)])
     for kind in ("rollout", "reward", "update"):
         _done(paths, f"{base}/{kind}", {})
-
-
-def store_columns(table: str) -> list[str]:
-    """Names of a table's columns."""
-    from pipeline.schema import columns
-
-    return [column.name for column in columns(table)]
 
 
 def _evaluate(
