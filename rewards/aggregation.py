@@ -1,4 +1,4 @@
-"""Components to one reward, and the watch over a learnt reward that drifts from the truth. Pure."""
+"""Components to one reward: a weighted sum, or each brought to one scale within its group first. Pure."""
 
 from __future__ import annotations
 

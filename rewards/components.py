@@ -10,20 +10,26 @@ from typing import TYPE_CHECKING, Literal
 from pipeline.config import RewardConfig
 from pipeline.types import UNSCORED, Problem, Rollout
 from rewards import functions
+from rewards.code import code_score, extract_program
 
 if TYPE_CHECKING:
-    from rewards.workers import Verdict
+    from rewards.code import CodeVerdict
+    from rewards.verifier import Verdict
 
 AnswerFormat = Literal["boxed", "tags"]
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One rollout with its problem and verdict: what a component is a function of."""
+    """One rollout with its problem and verdict: what a component is a function of.
+
+    ``code`` is None for a problem without unit tests; with them, ``verdict`` says whether all passed.
+    """
 
     problem: Problem
     rollout: Rollout
     verdict: Verdict
+    code: CodeVerdict | None = None
 
     @property
     def correct(self) -> bool | None:
@@ -34,7 +40,13 @@ def _verifier(item: Item, config: RewardConfig, answer_format: AnswerFormat) -> 
     return None if item.correct is None else float(item.correct)
 
 
+def _code(item: Item, config: RewardConfig, answer_format: AnswerFormat) -> float | None:
+    return None if item.correct is None or item.code is None else code_score(item.code, config.code_score)
+
+
 def _format(item: Item, config: RewardConfig, answer_format: AnswerFormat) -> float:
+    if item.code is not None:
+        return float(extract_program(item.rollout.text, item.rollout.finish_reason) is not None)
     opened = item.problem.prompt.rstrip().endswith("<think>")
     return functions.format_reward(
         item.rollout.text, answer_format, finish_reason=item.rollout.finish_reason, opened=opened
@@ -69,6 +81,7 @@ PURE: dict[str, Callable[[Item, RewardConfig, AnswerFormat], float | None]] = {
     "overlong": _overlong,
     "repetition": _repetition,
     "language": _language,
+    "code": _code,
 }
 BUILT_IN = (*PURE, "reward_model")
 

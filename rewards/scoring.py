@@ -12,8 +12,11 @@ from pipeline.config import RewardConfig
 from pipeline.protocols import Progress, no_progress
 from pipeline.types import Problem, Reward, Rollout
 from rewards.aggregation import combine
+from rewards.code import CodeRunner, CodeVerdict, tests_of
 from rewards.components import PURE, AnswerFormat, Item, check_names
 from rewards.user_functions import UserFunction
+from rewards.verifier import Verdict
+from rewards.watch import StepWatch
 
 if TYPE_CHECKING:
     from rewards.workers import VerifierPool
@@ -45,8 +48,9 @@ class Scorer:
         self.config, self.answer_format = config, answer_format
         self._reward_model, self._process_model = reward_model, process_model
         self._verifier, self._owned = verifier, verifier is None
+        self._code = CodeRunner(config)
         self._functions: dict[str, UserFunction] = {}
-        self._equal_steps = 0
+        self._watch = StepWatch(config)
         self.faults: Counter[str] = Counter()
 
     def __enter__(self) -> Scorer:
@@ -105,14 +109,18 @@ class Scorer:
         """One reward a rollout, in order. Give whole groups: ``aggregation = "gdpo"`` normalises within them.
 
         A component that raises, hangs, or returns something else than a finite number leaves its rollouts unscored
-        (None), counted in ``faults``. RuntimeError when more than ``max_unscored`` of the rollouts are unscored.
+        (None), counted in ``faults``. A warning, or RuntimeError, when more than ``max_unscored`` of the rollouts are
+        unscored or all rewards are equal for ``equal_steps`` steps in a row, as the recipe says.
         """
         progress = progress or no_progress
         items = self._items(problems, rollouts, progress)
         components: list[dict[str, float | None]] = [{} for _ in items]
         for name in self.config.weights:
-            for row, value in zip(components, self._column(name, items), strict=True):
-                row[name] = value
+            # A problem without unit tests has no such component: it is absent, which is neither 0 nor unscored.
+            holders = [i for i, item in enumerate(items) if name != "code" or item.code is not None]
+            column = self._column(name, [items[i] for i in holders])
+            for i, value in zip(holders, column, strict=True):
+                components[i][name] = value
             progress(len(items), len(items), name)
         steps = self._steps(rollouts)
         groups = [rollout.group_id for rollout in rollouts]
@@ -121,8 +129,8 @@ class Scorer:
             self._reward(item, None if item.correct is None else total, row, ends)
             for item, total, row, ends in zip(items, totals, components, steps, strict=True)
         ]
-        self._check_unscored(rewards)
-        self._check_equal(rollouts, rewards)
+        self._watch.check_unscored(rewards, self.faults)
+        self._watch.check_equal(rollouts, rewards)
         return rewards
 
     def _items(self, problems: Mapping[str, Problem], rollouts: Sequence[Rollout], progress: Progress) -> list[Item]:
@@ -131,12 +139,18 @@ class Scorer:
         missing = sorted({r.problem_id for r in rollouts} - problems.keys())
         if missing:
             raise ValueError(f"{len(missing)} problems of the rollouts were not given, the first is {missing[0]}")
-        chosen = [problems[rollout.problem_id] for rollout in rollouts]
-        inputs = [(p.answer, r.text, r.finish_reason) for p, r in zip(chosen, rollouts, strict=True)]
-        verdicts = self._verifier.judge_many(inputs)
-        progress(len(rollouts), len(rollouts), "verifier")
-        items = [Item(p, r, v) for p, r, v in zip(chosen, rollouts, verdicts, strict=True)]
-        self.faults.update(f"verifier/{item.verdict.status}" for item in items if item.correct is None)
+        pairs = [(problems[rollout.problem_id], rollout) for rollout in rollouts]
+        maths = [(p.answer, r.text, r.finish_reason) for p, r in pairs if tests_of(p) is None]
+        verdicts = iter(self._verifier.judge_many(maths, progress))
+        codes = iter(
+            self._code.judge_many([(p, r.text, r.finish_reason) for p, r in pairs if tests_of(p) is not None], progress)
+        )
+        items = [Item(p, r, next(verdicts)) if tests_of(p) is None else _code_item(p, r, next(codes)) for p, r in pairs]
+        self.faults.update(
+            f"{'verifier' if item.code is None else 'code'}/{item.verdict.status}"
+            for item in items
+            if item.correct is None
+        )
         return items
 
     @staticmethod
@@ -168,7 +182,9 @@ class Scorer:
 
     def _pure(self, function: Callable[..., float | None], item: Item) -> tuple[str, Any]:
         try:
-            return "value", function(item, self.config, self.answer_format)
+            value = function(item, self.config, self.answer_format)
+            # None for want of a verdict is counted already, under what the verifier or the tests said.
+            return ("value", value) if value is not None or item.correct is not None else ("no_verdict", None)
         except Exception as error:  # one completion that breaks a component must not end the run: counted, unscored
             return "raised", f"{type(error).__name__}: {error}"
 
@@ -206,7 +222,8 @@ class Scorer:
             kind, value = "not_finite", f"it returned {float(value)}"
         if kind == "value":
             return float(value)
-        self._fault(name, kind, value)
+        if kind != "no_verdict":
+            self._fault(name, kind, value)
         return None
 
     def _checked_steps(self, kind: str, value: Any) -> tuple[Any, Any] | None:
@@ -230,31 +247,7 @@ class Scorer:
             logger.warning("reward component %s %s: %s; the rollout is unscored", name, kind.replace("_", " "), detail)
         self.faults[key] += 1
 
-    # -- what the run must not overlook -------------------------------------------------------------------------
 
-    def _check_unscored(self, rewards: Sequence[Reward]) -> None:
-        unscored = sum(reward.reward is None for reward in rewards)
-        if unscored > self.config.max_unscored * len(rewards):
-            causes = ", ".join(f"{key} {count}" for key, count in self.faults.most_common(3)) or "no fault was counted"
-            raise RuntimeError(
-                f"{unscored} of {len(rewards)} rollouts are unscored, more than rewards.max_unscored = "
-                f"{self.config.max_unscored:g} allows (most frequent: {causes}): mend that component, remove its "
-                f"weight, or raise rewards.max_unscored"
-            )
-
-    def _check_equal(self, rollouts: Sequence[Rollout], rewards: Sequence[Reward]) -> None:
-        pairs = zip(rollouts, rewards, strict=True)
-        values = [given.reward for rollout, given in pairs if rollout.purpose == "train" and given.reward is not None]
-        if len(values) < 2 or not self.config.equal_steps:
-            return
-        self._equal_steps = self._equal_steps + 1 if max(values) - min(values) < 1e-9 else 0
-        if self._equal_steps < self.config.equal_steps:
-            return
-        message = (
-            f"all {len(values)} rewards of a step were equal ({values[0]:g}) for {self._equal_steps} steps in a row: "
-            f"the policy learns nothing. Look at the rollouts and their verdicts: are the answers unparsable, or the "
-            f"problems all too hard or all too easy?"
-        )
-        if self.config.equal_action == "stop":
-            raise RuntimeError(f'{message}; rewards.equal_action = "warn" carries on')
-        logger.warning(message)
+def _code_item(problem: Problem, rollout: Rollout, code: CodeVerdict) -> Item:
+    """A code problem's verdict is that of its tests: correct when all pass."""
+    return Item(problem, rollout, Verdict(code.status, None, code.rule, code.seconds), code)

@@ -21,11 +21,14 @@ from pipeline.types import Problem
 
 START_SECONDS = 120.0
 """Longest import of the user's module (it may load torch)."""
+PATIENCE = 3
+"""Calls in a row that may hang or end the process before the rest of a step is not tried."""
 
 
 class UserFunction:
     """``call_many`` gives one outcome an item: ``("value", anything)``, ``("raised", text)``, ``("hung", text)`` or
-    ``("died", text)``. The process starts with the object and is started again after it was killed."""
+    ``("died", text)`` and, after ``PATIENCE`` of the last two in a row, ``("given_up", text)`` for the rest of that call.
+    The process starts with the object and is started again after it was killed."""
 
     def __init__(self, name: str, target: str, timeout: float) -> None:
         self.name, self.target, self.timeout = name, target, timeout
@@ -53,7 +56,14 @@ class UserFunction:
 
     def call_many(self, items: Sequence[tuple[Problem, str]]) -> list[tuple[str, Any]]:
         """One call an item, in order, each with its own deadline of ``timeout`` seconds."""
-        return [self._call(problem, text) for problem, text in items]
+        outcomes: list[tuple[str, Any]] = []
+        for problem, text in items:
+            last = outcomes[-PATIENCE:]
+            if len(last) == PATIENCE and all(kind in {"hung", "died", "given_up"} for kind, _ in last):
+                outcomes.append(("given_up", f"{PATIENCE} calls in a row hung or ended the process"))
+            else:
+                outcomes.append(self._call(problem, text))
+        return outcomes
 
     def _call(self, problem: Problem, text: str) -> tuple[str, Any]:
         if self._process is None:

@@ -29,7 +29,9 @@ class RewardConfig(Section):
     function_timeout: float = Field(default=5.0, gt=0.0)
     """Seconds for one call of a function of yours; then its process is killed and the completion is unscored."""
     max_unscored: float = Field(default=0.5, ge=0.0, le=1.0)
-    """Stop when more than this share of a step's rollouts is unscored."""
+    """Share of a step's rollouts that may be unscored before the run says so loudly."""
+    unscored_action: Literal["warn", "stop"] = "stop"
+    """What happens then: the run stops, or warns each such step and trains on what is scored."""
     equal_steps: int = Field(default=5, ge=0)
     """Training steps in a row with all rewards equal before the run says so loudly (nothing is learnt); 0 is off."""
     equal_action: Literal["warn", "stop"] = "warn"
@@ -53,7 +55,7 @@ class RewardConfig(Section):
     code_memory_mb: int = Field(default=512, ge=64)
     """code: address space of the process that runs a test, in MiB."""
     code_file_mb: int = Field(default=0, ge=0)
-    """code: largest file that a program may write in its empty directory, in MiB; 0 refuses to create files."""
+    """code: MiB that a program may write in its empty directory, in one file and in all; 0 refuses to create files."""
     code_weak_sandbox: bool = False
     """code: run model-written code even where the kernel lacks seccomp or Landlock, with resource limits alone: the
     code can then reach the network and this user's files."""
