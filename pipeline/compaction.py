@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import logging
-import re
 import shutil
 import time
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pipeline.derive import write_scored
 from pipeline.parquet import read_physical, write_stream
 from pipeline.rows import component_names
 from pipeline.rundir import RunPaths
@@ -26,7 +26,6 @@ from pipeline.tablefiles import MERGED, PARTS_KEY, Piece, TableFile, live_files,
 logger = logging.getLogger(__name__)
 GRACE = 600.0
 """Seconds for which merged small files stay, for readers that looked before."""
-IN_ROUND = re.compile(r"round-\d+/")
 
 
 def compact(paths: RunPaths, round_: int | None = None, *, grace: float = GRACE) -> list[Path]:
@@ -44,12 +43,12 @@ def compact(paths: RunPaths, round_: int | None = None, *, grace: float = GRACE)
             )
         for table in TABLES:
             written += _merge(paths, table, folder)
+        written += write_scored(paths, folder)
     else:
-        for table in TABLES:
-            keys = {f.key for f in live_files(paths.table(table)) if f.part is not None and not IN_ROUND.match(f.key)}
-            for key in sorted(keys):
-                if paths.result_file(key).is_file():
-                    written += _merge(paths, table, key)
+        for key in sorted(_finished_keys(paths)):
+            for table in TABLES:
+                written += _merge(paths, table, key)
+            written += write_scored(paths, key)
     clear_merged(paths, grace)
     return written
 
@@ -70,6 +69,12 @@ def clear_merged(paths: RunPaths, grace: float = GRACE) -> int:
                 shutil.rmtree(base)
             cleared += len(dead)
     return cleared
+
+
+def _finished_keys(paths: RunPaths) -> set[str]:
+    """Keys of finished stages outside rounds that left rows in a table."""
+    keys = {file.key for table in TABLES for file in live_files(paths.table(table))}
+    return {key for key in keys if not key.startswith("round-") and paths.result_file(key).is_file()}
 
 
 def _merge(paths: RunPaths, table: str, key: str) -> list[Path]:

@@ -9,30 +9,27 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from pipeline.rundir import RunPaths
+from pipeline.schema import SCORED, SCORED_SOURCES
 from pipeline.tablefiles import TableFile, components_of, covering_merged, live_files, merged_pieces
 
 REGRADED = {"rewards": "reward", "advantages": "update"}
 """Tables whose rows speak of rollouts that another stage recorded, and the last word of their own stage's key."""
 
 
-@dataclass
-class Sources:
-    """The files of one table: ``whole`` count entirely, ``parts`` only with the rows of some stages.
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A file of a view. ``keys`` None: all its rows count; else only (or, without ``keep``, all but) those stages'."""
 
-    ``parts`` maps (stage keys, True to keep only them or False to leave them out) to files.
-    """
-
-    whole: list[str] = field(default_factory=list)
-    parts: dict[tuple[tuple[str, ...], bool], list[str]] = field(default_factory=dict)
-
-    def add_part(self, path: str, keys: set[str], *, keep: bool) -> None:
-        self.parts.setdefault((tuple(sorted(keys)), keep), []).append(path)
+    run_id: str
+    file: TableFile
+    keys: tuple[str, ...] | None = None
+    keep: bool = True
 
 
 class Lineage:
@@ -47,36 +44,51 @@ class Lineage:
             while (parent := self.runs[-1].parent) is not None:
                 self.runs.append(parent)
 
-    def sources(self, table: str) -> Sources:
+    def entries(self, table: str) -> list[Entry]:
         """The files of one table."""
         return self._of_all(table) if self.run is None else self._of_one(table, self.run)
+
+    def split_scored(self) -> tuple[list[Entry], dict[str, list[Entry]]]:
+        """Files of the derived table ``scored``, and what is left of its three sources for a join when asked.
+
+        A scored file is used where all rows of its sources count; else (a round that a child shares in part) its rows
+        are joined like those of rounds that are not merged yet.
+        """
+        files = [(r.run_id, file) for r in self.runs for file in live_files(r.table(SCORED)) if file.part is None]
+        left = {table: self.entries(table) for table in SCORED_SOURCES}
+        used = []
+        for run_id, file in files:
+            rows = {t: [e for e in left[t] if e.run_id == run_id and file.covers(e.file.key)] for t in SCORED_SOURCES}
+            if rows["rollouts"] and all(entry.keys is None for entries in rows.values() for entry in entries):
+                used.append(Entry(run_id, file))
+                left = {t: [e for e in left[t] if e not in rows[t]] for t in SCORED_SOURCES}
+        return used, left
 
     def components(self) -> list[str]:
         """Every reward component that occurs."""
         return sorted({name for run in self.runs for name in components_of(run)})
 
-    def _of_one(self, table: str, run: RunPaths) -> Sources:
-        sources = Sources(whole=[file.path for file in live_files(run.table(table))])
+    def _of_one(self, table: str, run: RunPaths) -> list[Entry]:
+        entries = [Entry(run.run_id, file) for file in live_files(run.table(table))]
         wanted = set(run.header.get("inherited", ()))
         for ancestor in self.runs[1:]:
             older = set(ancestor.header.get("inherited", ()))
-            own = wanted - older
             for file in live_files(ancestor.table(table)):
-                _add(sources, file, own)
+                entries += _restricted(ancestor.run_id, file, wanted - older)
             wanted &= older
-        return sources
+        return entries
 
-    def _of_all(self, table: str) -> Sources:
-        sources = Sources()
+    def _of_all(self, table: str) -> list[Entry]:
+        entries = []
         for run in self.runs:
             left_out = self._second_verdicts.get((table, run.run_id), set())
             for file in live_files(run.table(table)):
-                held = {key for key in left_out if file.covers(key)}
+                held = tuple(sorted(key for key in left_out if file.covers(key)))
                 if not held:
-                    sources.whole.append(file.path)
+                    entries.append(Entry(run.run_id, file))
                 elif file.part is None:
-                    sources.add_part(file.path, held, keep=False)
-        return sources
+                    entries.append(Entry(run.run_id, file, held, keep=False))
+        return entries
 
     @cached_property
     def _second_verdicts(self) -> dict[tuple[str, str], set[str]]:
@@ -85,15 +97,10 @@ class Lineage:
         seen: set[tuple[str, str, str]] = set()
         children = [run for run in self.runs if run.header.get("parent")]
         for child in sorted(children, key=lambda run: (_depth(run), run.run_id)):
-            step = str(child.header["resume_from"]).rpartition("/")[0]
-            inherited = set(child.header["inherited"])
-            if f"{step}/rollout" not in inherited:
-                continue
-            for table, word in REGRADED.items():
-                key = f"{step}/{word}"
-                if key in inherited or not _records(child, table, key):
+            for table, key in rejudged(child).items():
+                if not _records(child, table, key):
                     continue
-                origin = _origin(child, f"{step}/rollout")
+                origin = _origin(child, key.rpartition("/")[0] + "/rollout")
                 if (origin.run_id, table, key) in seen or _records(origin, table, key):
                     found.setdefault((table, child.run_id), set()).add(key)
                 seen.add((origin.run_id, table, key))
@@ -104,16 +111,22 @@ class Lineage:
         return [_run_row(run) for run in self.runs]
 
 
-def _add(sources: Sources, file: TableFile, wanted: set[str]) -> None:
-    if file.part is not None:
-        if file.key in wanted:
-            sources.whole.append(file.path)
-        return
-    held = {piece.key for piece in merged_pieces(Path(file.path))}
+def rejudged(paths: RunPaths) -> dict[str, str]:
+    """Table → the one stage key under which a child run grades or credits its parent's rollouts again; often empty."""
+    header = paths.header if paths.recipe_file.is_file() else {}
+    step = str(header.get("resume_from") or "").rpartition("/")[0]
+    inherited = header.get("inherited", ())
+    if not header.get("parent") or f"{step}/rollout" not in inherited:
+        return {}
+    return {table: f"{step}/{word}" for table, word in REGRADED.items() if f"{step}/{word}" not in inherited}
+
+
+def _restricted(run_id: str, file: TableFile, wanted: set[str]) -> list[Entry]:
+    """The file with only the wanted stages: none, one entry, or one entry with a filter."""
+    held = {file.key} if file.part is not None else {piece.key for piece in merged_pieces(Path(file.path))}
     if held <= wanted:
-        sources.whole.append(file.path)
-    elif held & wanted:
-        sources.add_part(file.path, held & wanted, keep=True)
+        return [Entry(run_id, file)]
+    return [Entry(run_id, file, tuple(sorted(held & wanted)))] if held & wanted else []
 
 
 def _origin(run: RunPaths, key: str) -> RunPaths:

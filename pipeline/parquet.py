@@ -86,7 +86,8 @@ def read_physical(table: str, piece: Piece, columns: Sequence[str] | None = None
 
 def _groups_of(file: pq.ParquetFile, piece: Piece) -> tuple[list[int], int]:
     """The row groups that hold the piece, and the row that the first of them begins with."""
-    groups, begin, row = [], 0, 0
+    groups: list[int] = []
+    begin = row = 0
     for number in range(file.num_row_groups):
         count = file.metadata.row_group(number).num_rows
         if row + count > piece.start and row < piece.start + (piece.rows or 0):

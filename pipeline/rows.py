@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
@@ -133,13 +132,7 @@ def _array(column: Column, values: list[Any]) -> Any:
         return pa.array([None if v is None else list(v.items()) for v in values], NUMBERS)
     if column.type == MOMENT:
         return pa.array([datetime.fromisoformat(v) if isinstance(v, str) else v for v in values], MOMENT)
-    if pa.types.is_string(column.type):
-        values = [_text(value) for value in values]
     return pa.array(values, column.type)
-
-
-def _text(value: Any) -> Any:
-    return json.dumps(value, sort_keys=True, ensure_ascii=False) if isinstance(value, Mapping) else value
 
 
 def _lists(type_: pa.ListType, values: list[Any]) -> pa.ListArray:

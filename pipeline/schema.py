@@ -7,7 +7,7 @@ follows from their name, so a file of an older version reads as if the columns i
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -184,6 +184,40 @@ TABLES: dict[str, tuple[Column, ...]] = {
     ),
 }
 
+SCORED = "scored"
+SCORED_SOURCES: dict[str, tuple[str, ...]] = {
+    "rollouts": (
+        "rollout_id", "run_id", "stage", "purpose", "round", "step", "group_id", "problem_id", "sample_index",
+        "policy_version", "temperature", "finish_reason", "completion_length", "completion_hash", "seconds",
+    ),
+    "rewards": ("reward", "correct", "status", "answer", "seconds"),
+    "advantages": ("advantage", "zero_variance"),
+}  # fmt: skip
+"""The derived table ``scored``: one row a rollout with its verdict and credit, without token ids, logprobs and texts.
+
+Joining ten million rows by id takes seconds; compaction does it once a round. Its components are ``reward_<name>``.
+"""
+RENAMED = {("rollouts", "seconds"): "sampling_seconds", ("rewards", "seconds"): "grading_seconds"}
+
+
+def scored_columns() -> list[tuple[str, Column]]:
+    """(source table, column as it is called in ``scored``) of the derived table, components aside."""
+    return [
+        (table, replace(column, name=RENAMED.get((table, column.name), column.name), nullable=True))
+        for table, names in SCORED_SOURCES.items()
+        for name in names
+        for column in stored_columns(table)
+        if column.name == name
+    ]
+
+
+def scored_schema(components: tuple[str, ...] = ()) -> pa.Schema:
+    """What a file of the derived table holds."""
+    fields = [(column.name, column.type) for _, column in scored_columns()]
+    fields += [(COMPONENT_PREFIX + name, pa.float64()) for name in components]
+    metadata = {VERSION_KEY: str(SCHEMA_VERSION).encode()}
+    return pa.schema([_field(name, type_, True) for name, type_ in fields], metadata=metadata)
+
 
 def columns(table: str) -> tuple[Column, ...]:
     """The columns that callers write and read; ValueError names the tables there are."""
@@ -219,6 +253,8 @@ def physical_schema(table: str, components: tuple[str, ...] = ()) -> pa.Schema:
 
 def dictionary_columns(table: str) -> list[str]:
     """Columns that Parquet stores as a dictionary of values plus small indexes."""
+    if table == SCORED:
+        return [column.name for _, column in scored_columns() if column.dictionary]
     lists = [f"{c.name}.list.element" for c in columns(table) if c.type == IDS]
     return [c.name for c in columns(table) if c.dictionary] + lists + [STAGE_COLUMN]
 

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from pipeline.lineage import Lineage, Sources
-from pipeline.schema import COMPONENT_PREFIX, STAGE_COLUMN, TABLES, field_id, sql_type, stored_columns
+from pipeline.lineage import Entry, Lineage
+from pipeline.schema import (
+    COMPONENT_PREFIX,
+    RENAMED,
+    SCORED,
+    STAGE_COLUMN,
+    TABLES,
+    field_id,
+    scored_columns,
+    sql_type,
+    stored_columns,
+)
 
 if TYPE_CHECKING:
     import duckdb
@@ -31,7 +42,7 @@ SELECT group_id, any_value(run_id) AS run_id, any_value(stage) AS stage, any_val
   stddev_pop(reward) AS reward_std, min(reward) AS reward_min, max(reward) AS reward_max,
   (count(reward) > 0 AND max(reward) = min(reward))::TINYINT AS zero_variance,
   count(*) FILTER (finish_reason = 'length')::INT AS truncated, sum(completion_length)::BIGINT AS tokens
-FROM rollouts LEFT JOIN rewards USING (rollout_id) GROUP BY group_id
+FROM scored GROUP BY group_id
 """
 GROUP_COLUMNS = {
     "group_id": "the completions of one problem in one step",
@@ -66,15 +77,38 @@ def connect(run: str | None = None, *, root: Path | str = "runs") -> duckdb.Duck
 
 
 def create_views(connection: duckdb.DuckDBPyConnection, lineage: Lineage) -> None:
-    """Create the views problems, rollouts, rewards, advantages, updates, evaluations, events, groups and runs."""
+    """Create the views of the tables, and scored, groups and runs."""
     components = lineage.components()
     for table in TABLES:
-        rows = _select(connection, table, lineage.sources(table), components)
+        rows = _select(connection, table, lineage.entries(table), components)
         if table == "problems" and lineage.run is None:
             rows = _once(rows)
         connection.execute(f"CREATE VIEW {table} AS {rows}")
+    _create_scored(connection, lineage, components)
     connection.execute(f"CREATE VIEW groups AS {GROUPS}")
     _create_runs(connection, lineage)
+
+
+def _create_scored(connection: Any, lineage: Lineage, components: list[str]) -> None:
+    ready, left = lineage.split_scored()
+    rows = []
+    if ready or not left["rollouts"]:
+        rows.append(_select(connection, SCORED, ready, components))
+    if left["rollouts"]:
+        parts = {table: _select(connection, table, left[table], components, "_left") for table in left}
+        columns = [f"{table}.{_renamed(table, c.name)}" for table, c in scored_columns()]
+        columns += [f"rewards.{_name(COMPONENT_PREFIX + name)}" for name in components]
+        rows.append(
+            f"SELECT {', '.join(columns)} FROM ({parts['rollouts']}) AS rollouts "
+            f"LEFT JOIN ({parts['rewards']}) AS rewards USING (rollout_id) "
+            f"LEFT JOIN ({parts['advantages']}) AS advantages USING (rollout_id)"
+        )
+    connection.execute(f"CREATE VIEW {SCORED} AS {' UNION ALL '.join(rows)}")
+
+
+def _renamed(table: str, name: str) -> str:
+    originals = {(source, new): old for (source, old), new in RENAMED.items()}
+    return f"{_name(originals.get((table, name), name))} AS {_name(name)}"
 
 
 def view_columns(components: list[str] | None = None) -> dict[str, list[tuple[str, str, str]]]:
@@ -84,20 +118,24 @@ def view_columns(components: list[str] | None = None) -> dict[str, list[tuple[st
         + [(COMPONENT_PREFIX + n, "DOUBLE", f"component {n}, unweighted") for n in _of(table, components or [])]
         for table in TABLES
     }
+    shown[SCORED] = [(c.name, sql_type(c.type), c.doc) for _, c in scored_columns()]
     shown["groups"] = [(name, "", doc) for name, doc in GROUP_COLUMNS.items()]
     shown["runs"] = [(name, type_, doc) for name, (type_, doc) in RUN_COLUMNS.items()]
     return shown
 
 
-def _select(connection: Any, table: str, sources: Sources, components: list[str]) -> str:
+def _select(connection: Any, table: str, entries: Sequence[Entry], components: list[str], label: str = "") -> str:
     """The SELECT over the files of a table: one branch for whole files, one for each filter on stages."""
+    chosen: dict[tuple[tuple[str, ...] | None, bool], list[str]] = {}
+    for entry in entries:
+        chosen.setdefault((entry.keys, entry.keep), []).append(entry.file.path)
     branches = []
-    if sources.whole:
-        branches.append(_scan(connection, table, f"files_{table}", sources.whole, components))
-    for number, ((keys, keep), files) in enumerate(sorted(sources.parts.items())):
-        scan = _scan(connection, table, f"files_{table}_{number}", files, components)
-        listed = ", ".join(_quote(key) for key in keys)
-        branches.append(f"{scan} WHERE {STAGE_COLUMN} {'' if keep else 'NOT '}IN ({listed})")
+    for number, ((keys, keep), files) in enumerate(chosen.items()):
+        scan = _scan(connection, table, f"files_{table}{label}_{number}", files, components)
+        if keys is not None:
+            listed = ", ".join(_quote(key) for key in keys)
+            scan += f" WHERE {STAGE_COLUMN} {'' if keep else 'NOT '}IN ({listed})"
+        branches.append(scan)
     if not branches:
         names = ", ".join(f"NULL::{type_} AS {_name(name)}" for name, type_ in _shown(table, components))
         return f"SELECT {names} WHERE false"
@@ -108,17 +146,20 @@ def _scan(connection: Any, table: str, variable: str, files: list[str], componen
     # The list is a variable, not text: 100,000 file names would take the parser seconds.
     connection.execute(f"SET VARIABLE {variable} = $1", [files])
     physical = [(n, t) for n, t in _shown(table, components) if (table, n) != ("rewards", "components")]
+    physical += [(STAGE_COLUMN, "VARCHAR")] if table != SCORED else []
     fields = ", ".join(
         f"{field_id(name)}: {{name: {_quote(name)}, type: {_quote(type_)}, default_value: NULL}}"
-        for name, type_ in [*physical, (STAGE_COLUMN, "VARCHAR")]
+        for name, type_ in physical
     )
     columns = ", ".join(_expression(table, name, components) for name, _ in _shown(table, components))
     return f"SELECT {columns} FROM read_parquet(getvariable('{variable}'), schema = MAP {{{fields}}})"
 
 
 def _shown(table: str, components: list[str]) -> list[tuple[str, str]]:
-    declared = [(c.name, sql_type(c.type)) for c in stored_columns(table)]
-    return declared + [(COMPONENT_PREFIX + name, "DOUBLE") for name in _of(table, components)]
+    declared = [c for _, c in scored_columns()] if table == SCORED else stored_columns(table)
+    return [(c.name, sql_type(c.type)) for c in declared] + [
+        (COMPONENT_PREFIX + name, "DOUBLE") for name in _of(table, components)
+    ]
 
 
 def _expression(table: str, name: str, components: list[str]) -> str:
@@ -130,7 +171,7 @@ def _expression(table: str, name: str, components: list[str]) -> str:
 
 
 def _of(table: str, components: list[str]) -> list[str]:
-    return components if table == "rewards" else []
+    return components if table in ("rewards", SCORED) else []
 
 
 def _once(rows: str) -> str:
