@@ -16,6 +16,8 @@ from pipeline.config.training import ObjectiveConfig
 
 LOG_LIMIT = 60.0
 """Log ratios are held inside +-60 nats before exp: e^60 is finite in float32, and its gradient is 0 beyond."""
+WEIGHTED_LIMIT = 80.0
+"""The same for ratio x KL: e^60 x e^60 is not finite in float32, e^80 is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +82,17 @@ def grpo_loss(inputs: LossInputs, objective: ObjectiveConfig) -> LossSums:
     if objective.ratio == "sequence":
         log_ratio = sequence_means(log_ratio, inputs)[inputs.sequence]
     ratio = _exp(log_ratio)
-    policy = _surrogate(ratio, logprobs, inputs.advantages, objective)
+    policy = _surrogate(ratio, logprobs, masked(inputs.advantages, inputs.mask), objective)
     weight = mismatch_weights(old.detach(), inputs, objective)
     if weight is not None:
         policy = policy * weight
     total, kl = policy, torch.zeros_like(policy)
     if objective.kl_coefficient > 0:
-        kl = kl_estimate(logprobs, masked(required(inputs.ref_logprobs, "ref_logprobs"), inputs.mask), objective)
-        kl = kl * ratio if objective.kl_weighted else kl
+        reference = masked(required(inputs.ref_logprobs, "ref_logprobs"), inputs.mask)
+        kl = kl_estimate(logprobs, reference, objective)
+        if objective.kl_weighted:
+            room = WEIGHTED_LIMIT - (reference - logprobs).detach().clamp(0, LOG_LIMIT)
+            kl = kl * _exp(torch.minimum(log_ratio, room))
         total = policy + objective.kl_coefficient * kl
     loss = aggregate(total, inputs, objective)
     sums = {"policy_loss": aggregate(policy, inputs, objective).detach(), "kl": _sum(kl, inputs.mask)}
@@ -106,7 +111,8 @@ def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, objective: ObjectiveConf
         return -difference
     if objective.kl_estimator == "k2":
         return 0.5 * difference.square()
-    return _exp(difference) - difference - 1
+    # expm1: near the reference d^2 / 2 would drown in the rounding of e^d - 1.
+    return torch.expm1(difference.clamp(-LOG_LIMIT, LOG_LIMIT)) - difference
 
 
 def mismatch_weights(old_logprobs: Tensor, inputs: LossInputs, objective: ObjectiveConfig) -> Tensor | None:

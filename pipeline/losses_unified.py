@@ -32,7 +32,7 @@ def sft_loss(inputs: LossInputs, objective: ObjectiveConfig) -> LossSums:
 
 def rft_loss(inputs: LossInputs, objective: ObjectiveConfig) -> LossSums:
     """Sum of -I logprob with I = 1 for correct completions, 0 for others, given as advantages. GC = I (eq. 10)."""
-    loss = aggregate(-inputs.advantages * masked(inputs.logprobs, inputs.mask), inputs, objective)
+    loss = aggregate(-masked(inputs.advantages, inputs.mask) * masked(inputs.logprobs, inputs.mask), inputs, objective)
     return LossSums(loss, {"policy_loss": loss.detach()}, {})
 
 
