@@ -119,7 +119,9 @@ def _refuse_empty(problems: Sequence[Problem], funnel: Sequence[dict[str, Any]],
     story = ", ".join(f"{row['rule']} took {row['set_aside']}" for row in funnel[1:] if row["set_aside"])
     for split in ("train", "heldout"):
         if not any(problem.split == split for problem in problems):
-            way_out = "name a data.benchmarks set or raise data.heldout_share" if split == "heldout" else "loosen that rule"
+            way_out = (
+                "name a data.benchmarks set or raise data.heldout_share" if split == "heldout" else "loosen that rule"
+            )
             raise ValueError(
                 f"no {split} problem is left of the {funnel[0]['came_in']} that were read ({story or 'no rule took any'}): "
                 f"{way_out}"

@@ -1,4 +1,4 @@
-r"""Problems → prompts: a named or own Jinja template, then the model's chat template; and worked solutions in the format asked for.
+r"""Problems → prompts: a Jinja template, then the model's chat template; and worked solutions in the answer format asked for.
 
 Token ids are made once, here. After a chat template nothing is added to them: templates write their own BOS.
 """
@@ -49,7 +49,9 @@ def training_pair(problem: Problem, tokenizer: Any) -> tuple[list[int], list[int
     """
     if not problem.prompt_token_ids or problem.solution is None:
         missing = "solution" if problem.prompt_token_ids else "rendered prompt"
-        raise ValueError(f"problem {problem.problem_id} of {problem.source!r} has no {missing}: it cannot be trained on")
+        raise ValueError(
+            f"problem {problem.problem_id} of {problem.source!r} has no {missing}: it cannot be trained on"
+        )
     if tokenizer.eos_token_id is None:
         raise ValueError("the tokenizer has no EOS token, so a completion could never end; set tokenizer.eos_token")
     ids = tokenizer.encode(problem.solution, add_special_tokens=False)
@@ -130,7 +132,9 @@ def _prompter(tokenizer: Any, config: DataConfig) -> Callable[[str], tuple[str, 
     options: dict[str, Any] = {}
     if config.thinking is not None:
         if "enable_thinking" not in str(template):
-            raise ValueError("data.thinking is set, but the model's chat template has no enable_thinking switch: remove it")
+            raise ValueError(
+                "data.thinking is set, but the model's chat template has no enable_thinking switch: remove it"
+            )
         options["enable_thinking"] = config.thinking
     system = [{"role": "system", "content": config.system_prompt}] if config.system_prompt is not None else []
 

@@ -23,7 +23,9 @@ def find_files(path: str) -> list[Path]:
     else:
         files = sorted(Path(name) for name in glob.glob(str(here), recursive=True) if Path(name).is_file())
     if not files:
-        raise ValueError(f"{path}: no such file, or no file matches; expected {', '.join(SUFFIXES)}, a folder or a glob")
+        raise ValueError(
+            f"{path}: no such file, or no file matches; expected {', '.join(SUFFIXES)}, a folder or a glob"
+        )
     wrong = [file for file in files if file.suffix not in SUFFIXES]
     if wrong:
         raise ValueError(f"{wrong[0]}: unknown kind of file {wrong[0].suffix!r}; expected one of {', '.join(SUFFIXES)}")

@@ -63,7 +63,8 @@ def hold_out(problems: Sequence[Problem], share: float, seed: int) -> list[Probl
     """
     own = {problem.source for problem in problems if problem.split == "heldout"}
     return [
-        replace(p, split="heldout") if p.source not in own and _unit(seed, p.problem_id) < share else p for p in problems
+        replace(p, split="heldout") if p.source not in own and _unit(seed, p.problem_id) < share else p
+        for p in problems
     ]
 
 

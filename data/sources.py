@@ -45,7 +45,7 @@ def load_source(config: SourceConfig, data: DataConfig, seed: int) -> list[Probl
     """
     if config.name == "embedded":
         return _embedded(config, data, seed)
-    elif config.name == "reasoning_gym":
+    if config.name == "reasoning_gym":
         from data.procedural import generate_tasks
 
         problems = generate_tasks(config, seed)
@@ -60,7 +60,9 @@ def _embedded(config: SourceConfig, data: DataConfig, seed: int) -> list[Problem
     """The generator's problems, both splits; ``limit`` bounds the training ones."""
     from data.embedded import generate
 
-    problems = [replace(p, problem_id=problem_id(p.problem), source=config.label) for p in generate(data.embedded, seed)]
+    problems = [
+        replace(p, problem_id=problem_id(p.problem), source=config.label) for p in generate(data.embedded, seed)
+    ]
     train = [problem for problem in problems if problem.split == "train"][: config.limit]
     return [*train, *(problem for problem in problems if problem.split == "heldout")]
 
@@ -111,7 +113,7 @@ def _get(row: Row, columns: dict[str, str], ours: str, where: str) -> Any:
     if theirs not in row:
         raise ValueError(
             f"{where}: no column {theirs!r} for {ours}; columns here: {', '.join(map(str, row))}. "
-            f"Map it in the recipe: columns = {{{ours} = \"…\"}}"
+            f'Map it in the recipe: columns = {{{ours} = "…"}}'
         )
     return row[theirs]
 

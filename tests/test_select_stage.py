@@ -1,0 +1,89 @@
+"""The selection stage: what it records, what it sets aside and why, and what it refuses before any training."""
+
+import json
+
+import pyarrow.parquet as pq
+import pytest
+
+from data.sources import load_source
+from pipeline.config import load_recipe
+from pipeline.rundir import RunPaths, StageContext, write_result
+from stages import select
+from tests.tokenizers_for_tests import embedded_tokenizer
+
+
+def accept(problems):
+    return [None] * len(problems)
+
+
+def write_jsonl(file, rows):
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
+
+
+def rows_of(count, start=0):
+    return [{"problem": f"What is {n} plus {n}, please?", "answer": str(2 * n)} for n in range(start, start + count)]
+
+
+def recipe_for(*files, **data):
+    """The embedded recipe with these local files as its sources."""
+    sources = ", ".join(f'{{name="file", path="{file}"}}' for file in files)
+    changes = [f"data.sources=[{sources}]", *(f"data.{key}={value}" for key, value in data.items())]
+    return load_recipe("embedded", changes)
+
+
+def run(recipe, root, accept_gold=accept, run_id="a"):
+    context = StageContext(recipe, RunPaths(root, run_id), "select")
+    result = select.run(context, embedded_tokenizer(), accept_gold)
+    write_result(context.paths, result)
+    return context.paths, result
+
+
+def test_the_embedded_problems_come_back_as_they_were_selected(tmp_path):
+    recipe = load_recipe("embedded", ["data.embedded.train=40", "data.embedded.heldout=8"])
+    paths, result = run(recipe, tmp_path)
+    problems = select.load_problems(paths)
+    loaded = load_source(recipe.data.sources[0], recipe.data, recipe.seed)
+    assert [p.problem for p in problems] == [p.problem for p in loaded]
+    assert (result.metrics["train"], result.metrics["heldout"], result.metrics["set_aside"]) == (40, 8, 0)
+    tokenizer = embedded_tokenizer()
+    assert all(tokenizer.decode(p.prompt_token_ids) == p.prompt for p in problems)
+    assert all(p.solution.endswith(f"\\boxed{{{p.answer}}}") for p in problems)
+
+
+def test_two_runs_of_one_recipe_select_the_same(tmp_path):
+    recipe = load_recipe("embedded", ["data.embedded.train=40", "data.embedded.heldout=8"])
+    first, second = run(recipe, tmp_path)[0], run(recipe, tmp_path, run_id="b")[0]
+    assert select.load_problems(first) == select.load_problems(second)
+
+
+def test_every_row_that_left_is_in_the_file_with_its_reason(tmp_path):
+    rows = [
+        *rows_of(20),
+        {"problem": "What is 3 plus 3,  please?", "answer": "6"},  # row 4 again, but for a blank
+        {"problem": "Gold is empty?", "answer": ""},
+        {"problem": "Too long " + "and long " * 80, "answer": "1"},
+        {"problem": "Odd gold?", "answer": "seven-ish"},
+    ]
+    recipe = recipe_for(write_jsonl(tmp_path / "set.jsonl", rows), heldout_share=0.3, max_prompt_tokens=60)
+
+    def refuse_odd(problems):
+        return ["not a number" if p.answer == "seven-ish" else None for p in problems]
+
+    paths, result = run(recipe, tmp_path, refuse_odd)
+    aside = pq.read_table(paths.directory / result.outputs["set_aside"]).to_pylist()
+    assert {row["rule"]: row["problem"][:9] for row in aside} == {
+        "empty": "Gold is e", "duplicate": "What is 3", "prompt": "Too long ", "gold": "Odd gold?",
+    }  # fmt: skip
+    by_rule = {row["rule"]: row for row in aside}
+    assert by_rule["duplicate"]["reason"] == "same text as set set.jsonl:4"
+    assert by_rule["gold"]["reason"] == "not a number"
+    assert "over data.max_prompt_tokens = 60" in by_rule["prompt"]["reason"]
+    for before, after in zip(result.metrics["funnel"], result.metrics["funnel"][1:], strict=False):
+        assert after["came_in"] == before["kept"] == after["kept"] + after["set_aside"]
+    assert result.metrics["funnel"][0]["kept"] == 24 == len(select.load_problems(paths)) + len(aside)
+
+
+def test_a_run_without_problems_says_which_stage_is_missing(tmp_path):
+    with pytest.raises(ValueError, match="its stage select is not complete"):
+        select.load_problems(RunPaths(tmp_path, "none"))
