@@ -56,11 +56,13 @@ def canonical_unit(text: str, *, known_only: bool = False) -> str | None:
     return COMPOUND.get(joined, joined) or None
 
 
-TRAILING = re.compile(
-    r"(.*\S)\s*((?:\\text\s*\{[^{}\d]*\}\s*(?:\^\s*\d)?\s*)+|(?<=[\s}])(?:cm|mm|km|kg|mph|inches|feet|units?|meters?)(?:\s*\^\s*\d)?)"
+LAST_UNIT = re.compile(
+    r"(?:\\text\s?\{([^{}\d]*)\}|(?<=[\s}])(cm|mm|km|kg|mph|inches|feet|units?|meters?))(?: ?\^ ?(\d))?\s?$"
 )
 TRIGONOMETRIC = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])")
 """In ``\\sin 30^\\circ`` the degree sign matters; as an answer's unit it does not."""
+LONGEST_UNIT = 60
+"""Characters of one word of a unit behind an expression."""
 LEADING = re.compile(r"(\\\$|[€£¥])\s*(.*)", re.DOTALL)
 TRAILING_DEGREES = re.compile(r"(.*\S)\s*\^\s*\\circ\s*", re.DOTALL)
 
@@ -73,9 +75,11 @@ def split_unit(text: str) -> tuple[str, str | None]:
         return degrees[1], None
     if money := LEADING.fullmatch(text):
         return money[2], money[1]
-    match = TRAILING.fullmatch(text)
-    if match is None or any(
-        word in UNIT_STOP_WORDS for word in re.findall(r"[a-z]+", match[2].lower()) if word != "text"
-    ):
+    rest, words = text, []
+    while match := LAST_UNIT.search(rest, max(0, len(rest) - LONGEST_UNIT)):
+        words.append(" ".join(match[group] or "" for group in (1, 2)) + (f"^{match[3]}" if match[3] else ""))
+        rest = rest[: match.start()].rstrip()
+    named = " ".join(reversed(words))
+    if not words or not rest or any(word in UNIT_STOP_WORDS for word in re.findall(r"[a-z]+", named.lower())):
         return text, None
-    return match[1], canonical_unit(match[2])
+    return rest, canonical_unit(named)
