@@ -9,12 +9,15 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
-from flows.console import Display
+from flows.console import Display, Throttle
 from pipeline.config import Recipe
 from pipeline.rundir import RunPaths, StageContext, read_result, write_result
 from pipeline.types import StageResult
 
 logger = logging.getLogger(__name__)
+
+LOG_SECONDS = 30.0
+"""Between two lines of progress in ``run.log``, for who looks at a run without a terminal."""
 
 Body = Callable[[StageContext], StageResult]
 Execute = Callable[[str, Callable[[], StageResult], bool], StageResult]
@@ -44,6 +47,7 @@ class Workflow:
         self.recipe, self.paths, self.display = recipe, paths, display
         self._execute, self._observers = execute, (display, *observers)
         self._key = ""
+        self._log_due = Throttle(LOG_SECONDS)
         self.evaluations: dict[str, Any] = {}
 
     def stage(self, key: str, body: Body) -> StageResult:
@@ -60,6 +64,8 @@ class Workflow:
 
     def progress(self, done: int, total: int, note: str = "") -> None:
         """Progress of the stage that is running."""
+        if self._log_due.due():
+            logger.info("stage %s: %d of %d %s", self._key, done, total, note)
         for observer in self._observers:
             observer.progress(self._key, done, total, note)
 
