@@ -43,6 +43,10 @@ class PolicyVersion:
     checksum: str
 
 
+class EngineDied(RuntimeError):
+    """A sampling engine is gone, and its last lines say why; the next ``load_policy`` starts a fresh one."""
+
+
 class Sampler(Protocol):
     """Token ids in, token ids out. One instance lives as long as a round."""
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     Gemma2Config,
     GenerationConfig,
@@ -65,11 +66,34 @@ def prompts(count: int, longest: int = 40, vocabulary: int = 131) -> list[list[i
     return [torch.randint(3, vocabulary, (n,), generator=generator).tolist() for n in lengths]
 
 
-def embedded_folder(directory: Path) -> Path:
-    """A small embedded policy with its tokenizer, whose vocabulary covers 0..9 and + in single tokens."""
-    shape = EmbeddedModel(layers=2, width=64, heads=4, kv_heads=2, intermediate=96, vocabulary=300, context=256)
+def embedded_folder(directory: Path, *, tied: bool = True) -> Path:
+    """A small embedded policy with its tokenizer, of a shape that vLLM's CPU build takes (heads of 32)."""
+    shape = EmbeddedModel(layers=2, width=64, heads=2, kv_heads=1, intermediate=96, vocabulary=300, context=256)
     corpus = [f"{a} + {b} = {a + b}." for a in range(20) for b in range(20)]
-    return build_embedded(shape, corpus, 0, directory)
+    build_embedded(shape, corpus, 0, directory)
+    if not tied:
+        config = AutoConfig.from_pretrained(directory)
+        config.tie_word_embeddings = False
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        model.generation_config = GenerationConfig.from_pretrained(directory)
+        disturb(model, 0)
+        model.save_pretrained(directory)
+    return directory
+
+
+def disturb(model: PreTrainedModel, seed: int) -> PreTrainedModel:
+    """Other weights, in place: normal of variance 1 / fan-in, so that several tokens are likely."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.dim() == 2:
+                weight.normal_(0.0, weight.shape[1] ** -0.5, generator=generator)
+    return model
+
+
+def load(directory: Path) -> PreTrainedModel:
+    """The float32 model of a folder, for reference computations."""
+    return AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval().requires_grad_(False)
 
 
 def full_logprobs(model: PreTrainedModel, prompt: list[int], ids: list[int], temperature: float) -> torch.Tensor:
@@ -77,5 +101,3 @@ def full_logprobs(model: PreTrainedModel, prompt: list[int], ids: list[int], tem
     with torch.inference_mode():
         logits = model(torch.tensor([[*prompt, *ids]]), use_cache=False).logits[0, len(prompt) - 1 : -1]
     return torch.log_softmax(logits.double() / (temperature or 1.0), -1)
-
-

@@ -8,9 +8,17 @@ from pipeline.protocols import SamplingParams
 
 
 def check_request(
-    prompts: Sequence[Sequence[int]], params: SamplingParams, seeds: Sequence[Sequence[int]], context: int | None
+    prompts: Sequence[Sequence[int]],
+    params: SamplingParams,
+    seeds: Sequence[Sequence[int]],
+    *,
+    context: int | None,
+    vocabulary: int,
 ) -> None:
-    """ValueError, in one line, for a request that no engine can answer; ``context`` is prompt plus completion, in tokens."""
+    """ValueError, in one line, for a request that no engine can answer.
+
+    ``context`` is the longest prompt plus completion, ``vocabulary`` the number of token ids.
+    """
     if len(prompts) != len(seeds):
         raise ValueError(f"{len(prompts)} prompts but {len(seeds)} lists of seeds: one list a prompt is expected")
     if not prompts or any(not prompt for prompt in prompts):
@@ -19,6 +27,12 @@ def check_request(
         raise ValueError(
             f"sample was given max_tokens {params.max_tokens} and temperature {params.temperature}: expected at least 1 "
             f"token and a temperature of 0 (greedy) or more"
+        )
+    largest = max(max(prompt) for prompt in prompts)
+    if largest >= vocabulary or min(min(prompt) for prompt in prompts) < 0:
+        raise ValueError(
+            f"a prompt's token id {largest} is out of vocabulary: the model knows ids 0 to {vocabulary - 1}; was the "
+            f"prompt encoded with another model's tokenizer?"
         )
     longest = max(len(prompt) for prompt in prompts)
     if context and longest + params.max_tokens > context:

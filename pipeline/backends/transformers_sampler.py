@@ -76,7 +76,9 @@ class TransformersSampler:
         """``out[p][g]`` was drawn with ``seeds[p][g]``; see ``pipeline.protocols.Sampler``."""
         if self._model is None:
             raise ValueError("the sampler holds no policy yet: call load_policy first")
-        check_request(prompt_token_ids, params, seeds, getattr(self._model.config, "max_position_embeddings", None))
+        config = self._model.config
+        context = getattr(config, "max_position_embeddings", None)
+        check_request(prompt_token_ids, params, seeds, context=context, vocabulary=config.vocab_size)
         from pipeline.models import eos_token_ids
 
         with _sampling_mode(self._model):

@@ -9,6 +9,36 @@ from pydantic import Field
 from pipeline.config.section import Section
 
 
+class VLLMConfig(Section):
+    """vLLM; read only when ``sampler.engine`` is "vllm"."""
+
+    engines: int = Field(default=1, ge=1)
+    """Engines side by side, each with all weights in a process of its own; prompts are shared out by load. On GPUs each
+    takes ``tensor_parallel`` of the visible ones."""
+    tensor_parallel: int = Field(default=1, ge=1)
+    """GPUs over which one engine's weights are split."""
+    urls: tuple[str, ...] = ()
+    """Engines that run elsewhere (``vllm serve``), used instead of starting ``engines`` here; one that dies leaves its
+    requests to the others."""
+    memory_share: float = Field(default=0.9, gt=0.0, le=1.0)
+    """Share of a GPU's memory that an engine takes; lower it where the learner lives on the same GPU."""
+    cpu_cache_gib: int = Field(default=1, ge=1)
+    """Key/value cache of an engine on the CPU, in GiB."""
+    max_length: int | None = Field(default=None, ge=16)
+    """Longest prompt plus completion, in tokens; None is the model's context. Shorter starts with less memory."""
+    max_sequences: int = Field(default=256, ge=1)
+    """Completions that an engine runs side by side."""
+    compilation: Literal["auto", "on", "off"] = "auto"
+    """Compile the model and capture CUDA graphs: a slower start, faster tokens; "auto" does it on GPUs only."""
+    prefix_caching: bool = True
+    """Compute a prompt once for all its completions."""
+    sleep: bool = False
+    """Give an engine's GPU memory back after each call and take it again before the next: for a learner that lives on
+    the same GPU, at the price of moving the weights twice. GPUs only."""
+    start_timeout: float = Field(default=600.0, gt=0.0)
+    """Seconds that an engine may take to start."""
+
+
 class SamplerConfig(Section):
     """Generation of completions."""
 
@@ -30,6 +60,8 @@ class SamplerConfig(Section):
     """Token slots of the transformers sampler's key/value cache: bounds how many completions run side by side."""
     sync_tolerance: float = Field(default=1e-3, gt=0.0)
     """Largest |sampler - learner| logprob of the probe prompt after a weight sync, in nats; above it the run stops."""
+    vllm: VLLMConfig = VLLMConfig()
+    """How vLLM runs."""
 
 
 class LearnerConfig(Section):
@@ -39,6 +71,10 @@ class LearnerConfig(Section):
     """"torch" is one process; "deepspeed" runs ``ranks`` child processes."""
     ranks: int = Field(default=1, ge=1)
     """Processes of the DeepSpeed backend, one a GPU."""
+    zero_stage: Literal[1, 2, 3] = 2
+    """What DeepSpeed's ranks share out among them: 1 the optimizer's state, 2 gradients too, 3 the weights too."""
+    offload_optimizer: bool = False
+    """DeepSpeed: keep master weights and moments in main memory, at the price of moving them once a step."""
     micro_batch_tokens: int = Field(default=8192, ge=16)
     """Tokens, prompt and padding included, in one forward and backward pass; changes speed and memory, never the result."""
     max_grad_norm: float = Field(default=1.0, gt=0.0)
@@ -49,6 +85,10 @@ class LearnerConfig(Section):
     """AdamW's decay rates of the first and second moment."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third more work."""
+    lora_rank: int = Field(default=0, ge=0)
+    """Train low-rank additions of this rank to the linear layers and leave the weights alone; 0 trains the weights."""
+    lora_alpha: float = Field(default=32.0, gt=0.0)
+    """LoRA: the additions are scaled by this over the rank."""
 
 
 class RuntimeConfig(Section):
