@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
@@ -130,10 +131,10 @@ def headline(metrics: dict[str, Any] | Any) -> str:
 def evaluation_table(evaluations: dict[str, Any], ks: tuple[int, ...]) -> Table:
     """Checkpoints by greedy, pass@k and maj@k, in percent with 95 % intervals."""
     columns = ["greedy", *(f"pass@{k}" for k in ks), *(f"maj@{k}" for k in ks if k > 1)]
-    table = Table(title="Held-out problems, % with 95 % intervals", title_justify="left")
-    table.add_column("checkpoint")
+    table = Table(title="Held-out problems, % with 95 % intervals", title_justify="left", box=box.SIMPLE_HEAD)
+    table.add_column("checkpoint", no_wrap=True)
     for column in columns:
-        table.add_column(column, justify="right")
+        table.add_column(column, justify="right", no_wrap=True)
     for name, metrics in evaluations.items():
         table.add_row(name, *(_interval(metrics[c]) if metrics.get(c) else "-" for c in columns))
     return table
@@ -155,7 +156,7 @@ def closing(paths: RunPaths, report: Any) -> list[str]:
 
 def _interval(value: Any) -> str:
     mean, low, high = value
-    return f"{100 * mean:.1f} [{100 * low:.1f}, {100 * high:.1f}]"
+    return f"{100 * mean:.1f} [{100 * low:.0f}–{100 * high:.0f}]"
 
 
 def _number(value: float | None, width: int, digits: int) -> str:
