@@ -126,8 +126,8 @@ def sentence(found: Difference, first: str, second: str) -> str:
     if found.p_value <= SIGNIFICANT and points:
         better, worse = (second, first) if points > 0 else (first, second)
         return (
-            f"{better} is {abs(points):.1f} points better than {worse} in {found.metric} ({figures}): "
-            f"more than chance among problems and completions would do."
+            f"{better} is {abs(points):.1f} points better than {worse} in {found.metric} ({figures}), "
+            f"more than chance among problems and completions gives."
         )
     return (
         f"{second} and {first} cannot be told apart in {found.metric}: the difference is {points:+.1f} points ({figures}); "

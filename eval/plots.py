@@ -32,14 +32,14 @@ STYLE: Any = {
 }  # fmt: skip
 
 CURVES = (
-    ("reward", "reward", "mean reward of the scored completions"),
-    ("correct", "correct", "share of the scored completions that are correct"),
+    ("reward", "reward", "mean of scored completions"),
+    ("correct", "correct", "share of scored completions"),
     ("kl", "KL to the reference policy", "nats a token"),
     ("entropy", "entropy", "nats a token"),
     ("length", "completion length", "tokens"),
-    ("truncated_share", "truncated", "share of completions that ended by length"),
+    ("truncated_share", "truncated", "share of completions"),
     ("grad_norm", "gradient norm", "before clipping"),
-    ("gap_mean", "sampler–learner gap", "mean |difference of logprobs|, nats"),
+    ("gap_mean", "sampler–learner gap", "mean |Δ logprob|, nats"),
 )
 """(column of ``RunFacts.steps``, title, unit) of the learning curves."""
 
@@ -97,7 +97,7 @@ def draw_k_curves(axes: Any, metric: str, series: Sequence[tuple[str, Evaluation
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     percent_axis(axes.yaxis)
     axes.set_xlabel("k, completions")
-    axes.set_title(metric.replace("@k", "@K").capitalize())
+    axes.set_title(metric.capitalize().replace("@k", "@K"))
     axes.legend(loc="best")
 
 
@@ -162,13 +162,13 @@ def draw_slices(axes: Any, parts: Sequence[str], series: Sequence[tuple[str, Eva
     axes.grid(axis="y", visible=False)
     percent_axis(axes.xaxis)
     axes.set_xlabel(name(metric, k))
-    axes.legend(loc="best")
+    axes.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=3)
 
 
 def draw_funnel(axes: Any, funnel: Sequence[dict[str, Any]]) -> None:
     """How many problems each rule of the selection left."""
     kept = [row["kept"] for row in funnel]
-    axes.barh(range(len(kept)), kept, color=COLOURS[0], height=0.62)
+    axes.barh(range(len(kept)), kept, color=COLOURS[0], height=0.5)
     for y, row in enumerate(funnel):
         note = f" {row['kept']:,}" + (f"  (−{row['set_aside']:,})" if row["set_aside"] else "")
         axes.text(row["kept"], y, note, va="center", fontsize=8)

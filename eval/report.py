@@ -72,7 +72,8 @@ def own_sentences(run: RunFacts) -> list[str]:
     for benchmark in run.benchmarks:
         pair = run.before_and_after(benchmark)
         if pair:
-            names = [f"{evaluation.checkpoint} ({benchmark})" for evaluation in pair]
+            where = f" ({benchmark})" if len(run.benchmarks) > 1 else ""
+            names = [evaluation.checkpoint + where for evaluation in pair]
             lines += [sentence(d, *names) for d in compare_evaluations((run, pair[0]), (run, pair[1]))]
     return lines
 
@@ -110,19 +111,19 @@ def totals(run: RunFacts) -> dict[str, Any]:
 
 
 def checkpoint_table(runs: Sequence[RunFacts], benchmark: str) -> dict[str, Any]:
-    """Header and rows of the table of checkpoints: each metric's value with its interval."""
+    """Two tables of checkpoints, accuracies and descriptions: each metric's value with its interval."""
     evaluations = [(run, e) for run in runs for e in run.evaluations if e.benchmark == benchmark]
-    columns = _columns([e for _, e in evaluations])
-    rows = [
-        {"run": run.run_id, "checkpoint": e.checkpoint, "cells": [e.get(metric, k) for metric, k in columns]}
-        for run, e in evaluations
-    ]
+    accuracies, descriptions = _columns([e for _, e in evaluations])
+    parts = [
+        {
+            "columns": [(plots.name(m, k), m in ACCURACIES or "share" in m) for m, k in columns],
+            "rows": [{"run": run.run_id, "checkpoint": e.checkpoint, "cells": [e.get(m, k) for m, k in columns]}
+                     for run, e in evaluations],
+        }
+        for columns in (accuracies, descriptions) if columns
+    ]  # fmt: skip
     first = next((row for row in evaluations[0][1].measures.values()), {})
-    return {
-        "benchmark": benchmark, "rows": rows,
-        "columns": [(plots.name(m, k), m in ACCURACIES or "share" in m) for m, k in columns],
-        "temperature": first.get("temperature"), "several": len(runs) > 1,
-    }  # fmt: skip
+    return {"benchmark": benchmark, "parts": parts, "temperature": first.get("temperature"), "several": len(runs) > 1}
 
 
 def benchmark_section(runs: Sequence[RunFacts], benchmark: str) -> dict[str, Any]:
@@ -153,7 +154,7 @@ def learning_pictures(runs: Sequence[RunFacts]) -> list[str]:
     """The learning curves that any of the runs has."""
     return [
         plots.svg(
-            f"learning-{column}", title, plots.draw_learning, column, title, unit, runs, width=4.0, height=2.4
+            f"learning-{column}", title, plots.draw_learning, column, title, unit, runs, width=3.1, height=2.05
         )
         for column, title, unit in plots.CURVES
         if any(row[column] is not None for run in runs for row in run.steps)
@@ -218,17 +219,19 @@ def markdown_cell(text: Any) -> str:
     return flat
 
 
-def _columns(evaluations: Sequence[Evaluation]) -> list[tuple[str, int | None]]:
-    """Accuracies at the k that are also sliced (the recipe's own), then greedy and the descriptions."""
+Columns = list[tuple[str, int | None]]
+
+
+def _columns(evaluations: Sequence[Evaluation]) -> tuple[Columns, Columns]:
+    """Accuracies (greedy, and the others at the k that are sliced too: the recipe's own), and the descriptions."""
     present = {(m, k) for e in evaluations for m, k, part in e.measures if part == "all"}
     sliced = {(m, k) for e in evaluations for m, k, part in e.measures if part != "all"}
-    wanted: list[tuple[str, int | None]] = []
+    wanted: Columns = [("greedy", None)]
     for metric in ("pass@k", "maj@k", "self_consistency_rm", "best_of_k_rm"):
         ks = sorted({k for m, k in (sliced or present) if m == metric and k is not None})
-        wanted += [(metric, k) for k in ks if not (metric != "pass@k" and k == 1)]
-    wanted.insert(0, ("greedy", None))
-    wanted += [(metric, None) for metric in DESCRIPTIONS]
-    return [column for column in wanted if column in present]
+        wanted += [(metric, k) for k in ks if metric == "pass@k" or k > 1]
+    described: Columns = [(metric, None) for metric in DESCRIPTIONS]
+    return [c for c in wanted if c in present], [c for c in described if c in present]
 
 
 def _any_series(run: RunFacts, benchmark: str) -> list[tuple[str, Evaluation]]:

@@ -66,10 +66,10 @@ def test_the_page_asks_for_nothing_from_outside_and_runs_nothing(html):
 def test_a_completion_is_shown_as_text_whatever_it_contains(html):
     text = "".join(Page(html).text)
     assert "</pre></details><script>alert('x')</script><img src=x onerror=alert(1)>" in text
-    assert "{{ 7 * 7 }}" in text and "49" not in re.findall(r"\{\{[^}]*\}\}|onerror=alert\(1\)> (\d+)", text)
+    assert "onerror=alert(1)> {{ 7 * 7 }} {% raw %} $\\frac{1}{ | `code`" in text
     assert "\x00" not in html and "\x1b" not in html and "\u202e" not in html
     assert "‹U+202E›" in text and "‹U+0000›" in text
-    assert "What is 3 + 1? <b>bold</b>" in text or "<b>bold</b>" in text
+    assert "+ 1? <b>bold</b>" in text
 
 
 def test_every_part_of_the_page_is_there(html):
@@ -133,8 +133,10 @@ def test_a_run_that_is_not_there_is_one_clear_line(tmp_path):
 def test_the_markdown_keeps_every_table_row_whole(run):
     lines = build_markdown(run).splitlines()
     rows = [line for line in lines if line.startswith("|")]
-    assert {len(re.findall(r"(?<!\\)\|", line)) for line in rows} == {len(re.findall(r"\|", rows[0]))}
-    assert [line.split("|")[1].strip() for line in rows[2:]] == ["warm-start", "round-01", "round-02", "final"]
+    checkpoints = ["warm-start", "round-01", "round-02", "final"]
+    for table in (rows[:6], rows[6:]):
+        assert {len(re.findall(r"(?<!\\)\|", line)) for line in table} == {len(re.findall(r"\|", table[0]))}
+        assert [line.split("|")[1].strip() for line in table[2:]] == checkpoints
     assert any("points better than warm-start" in line for line in lines)
 
 
