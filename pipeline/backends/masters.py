@@ -79,25 +79,30 @@ class Masters:
                 parameter.copy_(self.weights[name])
 
     @torch.no_grad()
-    def set_weights(self, values: Mapping[str, Tensor]) -> None:
-        """Take these values, in place, so that a sampler that shares the module sees them."""
+    def take(self, values: Mapping[str, Tensor]) -> None:
+        """Start again from these values with a fresh optimizer, in place: a sampler that shares the module sees them."""
         for name, weight in self.weights.items():
             weight.copy_(values[name])
         self.publish()
+        self.reset_optimizer()
+
+    def exact(self) -> dict[str, Tensor]:
+        """The trained weights at full precision where the module's are all that is rounded: LoRA's additions."""
+        return self.weights if self.config.lora_rank else {}
 
     def state(self) -> dict[str, Tensor]:
-        """The optimizer's moments, and the masters where they are more precise than the module's weights."""
-        tensors = {f"master/{name}": w for name, w in self.weights.items()} if self.separate else {}
+        """The moments, and the masters where the checkpoint's own weights do not hold them exactly."""
+        kept = self.separate or self.config.lora_rank
+        tensors = {f"master/{name}": w for name, w in self.weights.items()} if kept else {}
         for name, weight in self.weights.items():
             moments = self.optimizer.state.get(weight, {})
             tensors |= {f"{kind}/{name}": moments[kind] for kind in MOMENTS if kind in moments}
         return tensors
 
     def restore(self, tensors: Mapping[str, Tensor], directory: Path) -> None:
-        """Continue from ``state``."""
-        self.reset_optimizer()
-        if self.separate:
-            self.set_weights({name: pick(tensors, "master", name, directory) for name in self.weights})
+        """Continue from ``state``; the weights that the checkpoint holds exactly have been taken already."""
+        if self.separate or self.config.lora_rank:
+            self.take({name: pick(tensors, "master", name, directory) for name in self.weights})
         if not any(name.startswith("step/") for name in tensors):
             return  # saved before the first step
         for name, weight in self.weights.items():

@@ -37,6 +37,37 @@ class StepSums:
         for name, value in maxima.items():
             self.maxima[name] = torch.maximum(self.maxima[name], value) if name in self.maxima else value
 
+    def plain(self) -> PlainSums:
+        """The same as numbers."""
+        return PlainSums(
+            float(self.loss),
+            {name: float(value) for name, value in self.sums.items()},
+            {name: float(value) for name, value in self.maxima.items()},
+            self.input_tokens,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PlainSums:
+    """``StepSums`` as numbers, which can travel between processes and be joined."""
+
+    loss: float
+    sums: dict[str, float]
+    maxima: dict[str, float]
+    input_tokens: int
+
+
+def join_sums(parts: Sequence[PlainSums]) -> PlainSums:
+    """The sums of a step whose micro-batches were run in several processes."""
+    names = sorted({name for part in parts for name in part.sums})
+    largest = sorted({name for part in parts for name in part.maxima})
+    return PlainSums(
+        sum(part.loss for part in parts),
+        {name: sum(part.sums.get(name, 0.0) for part in parts) for name in names},
+        {name: max(part.maxima[name] for part in parts if name in part.maxima) for name in largest},
+        sum(part.input_tokens for part in parts),
+    )
+
 
 def step_count(sequences: Sequence[TrainSequence], objective: ObjectiveConfig) -> float:
     """What the summed loss of the whole optimizer step is divided by: see ``loss_count``; pairs for DPO."""
@@ -64,23 +95,28 @@ def active_members(sequences: Sequence[TrainSequence], objective: ObjectiveConfi
     return members
 
 
+def plan_batches(
+    sequences: Sequence[TrainSequence], members: Sequence[int], objective: ObjectiveConfig, layout: Layout, budget: int
+) -> list[list[int]]:
+    """The step's micro-batches, as indices into ``sequences``; DPO's pairs stay together."""
+    return micro_batches(sequences, members, budget, layout=layout, by_group=objective.algorithm == "dpo")
+
+
 def accumulate(
     forward: Forward,
     backward: Callable[[Tensor], None],
     sequences: Sequence[TrainSequence],
-    members: Sequence[int],
+    batches: Sequence[Sequence[int]],
     objective: ObjectiveConfig,
     *,
     count: float,
     layout: Layout,
-    budget: int,
     device: torch.device,
 ) -> StepSums:
-    """Run ``members`` in micro-batches; ``backward`` is given each one's share of the step's loss."""
+    """Run the micro-batches; ``backward`` is given each one's share of the step's loss."""
     total = StepSums()
-    by_group = objective.algorithm == "dpo"
-    for batch_members in micro_batches(sequences, members, budget, layout=layout, by_group=by_group):
-        batch = pack(sequences, batch_members, layout=layout)
+    for members in batches:
+        batch = pack(sequences, members, layout=layout)
         logprobs, entropy = forward(batch, objective.temperature)
         result = objective_loss(loss_inputs(sequences, batch, logprobs, entropy, objective, device), objective)
         backward(result.loss / count)
@@ -136,7 +172,7 @@ def _check_lengths(name: str, chosen: Sequence[TrainSequence], values: Sequence[
 
 
 def step_metrics(
-    total: StepSums,
+    total: PlainSums,
     sequences: Sequence[TrainSequence],
     members: Sequence[int],
     objective: ObjectiveConfig,
@@ -144,10 +180,10 @@ def step_metrics(
 ) -> dict[str, float]:
     """The step's metrics as plain numbers; averages are over the tokens that were run, the loss over all that count."""
     used = [s for s in sequences if not (s.truncated and objective.mask_truncated)]
-    sums = {name: float(value) for name, value in total.sums.items()}
+    sums = total.sums
     run = sums.get("tokens", 0.0)
     metrics = {
-        "loss": float(total.loss) / count,
+        "loss": total.loss / count,
         "policy_loss": sums.get("policy_loss", 0.0) / count,
         "tokens": float(sum(len(s.completion_token_ids) for s in used)),
         "sequences": float(len(used)),
@@ -162,4 +198,4 @@ def step_metrics(
     for name in ("dpo_margin", "dpo_accuracy"):
         if name in sums:
             metrics[name] = sums[name] / count
-    return metrics | {name: float(value) for name, value in total.maxima.items()}
+    return metrics | total.maxima

@@ -14,10 +14,11 @@ from torch import nn
 from pipeline.backends.forward import PolicyForward, choose_layout
 from pipeline.backends.learner_state import read_state, write_state
 from pipeline.backends.masters import Masters
-from pipeline.backends.objective_step import accumulate, active_members, step_count, step_metrics
+from pipeline.backends.objective_step import accumulate, active_members, plan_batches, step_count, step_metrics
+from pipeline.backends.policy_model import copy_weights, open_policy, whole_weights
 from pipeline.backends.scoring import score
 from pipeline.config import ObjectiveConfig, Recipe
-from pipeline.models import load_model, load_tokenizer, save_model
+from pipeline.models import load_model, load_tokenizer
 from pipeline.types import TrainSequence
 
 
@@ -27,17 +28,14 @@ class TorchLearner:
 
     def __init__(self, recipe: Recipe, directory: Path) -> None:
         self._recipe = recipe
-        name = recipe.runtime.device
-        self._device = torch.device(
-            "cuda" if name != "cpu" and torch.cuda.is_available() else name.replace("auto", "cpu")
-        )
+        self._device = choose_device(recipe.runtime.device)
         self._tokenizer = load_tokenizer(directory, recipe.model)
-        self._model: Any = load_model(directory, recipe.model, device=str(self._device), train=True)
-        prepare_training(self._model, recipe.learner.gradient_checkpointing)
+        self._model: Any = open_policy(recipe, directory, self._device)
         self._layout = choose_layout(self._model)
         self._forward = PolicyForward(self._model)
         self._masters = Masters(self._model, recipe.learner, getattr(torch, recipe.model.dtype))
         self._reference: Any = None
+        self._merged: Any = None
         self._scoring_seconds = 0.0
 
     def logprobs(self, sequences: Sequence[TrainSequence], temperature: float = 1.0) -> list[np.ndarray]:
@@ -65,39 +63,65 @@ class TorchLearner:
         started = time.perf_counter()
         count = step_count(sequences, objective)
         members = active_members(sequences, objective)
+        budget = self._recipe.learner.micro_batch_tokens
+        batches = plan_batches(sequences, members, objective, self._layout, budget)
         self._masters.clear_gradients()
         total = accumulate(
-            self._forward, lambda loss: loss.backward(), sequences, members, objective, count=count,
-            layout=self._layout, budget=self._recipe.learner.micro_batch_tokens, device=self._device,
+            self._forward, lambda loss: loss.backward(), sequences, batches, objective,
+            count=count, layout=self._layout, device=self._device,
         )  # fmt: skip
         norm = self._masters.step(lr)
-        metrics = step_metrics(total, sequences, members, objective, count)
+        metrics = step_metrics(total.plain(), sequences, members, objective, count)
         metrics |= {"grad_norm": norm, "lr": lr, "seconds_logprobs": self._scoring_seconds}
         self._scoring_seconds = 0.0
         return metrics | {"seconds_update": time.perf_counter() - started}
 
     def live_policy(self) -> nn.Module | None:
-        """The module itself: a sampler that holds it sees every later update."""
-        return self._model
+        """The module itself: a sampler that holds it sees every later update. Under LoRA a merged copy, as of now."""
+        if not self._recipe.learner.lora_rank:
+            return self._model
+        if self._merged is None:
+            self._merged = load_model(self._tokenizer.name_or_path, self._recipe.model, device=str(self._device))
+        copy_weights(self._merged, self._weights())
+        return self._merged
 
     def save(self, directory: Path, *, optimizer: bool = True) -> None:
-        """Weights (in the recipe's dtype), configuration and tokenizer; with ``optimizer`` the state beside them."""
-        save_model(self._model, self._tokenizer, directory)
+        """Weights (in the recipe's dtype, LoRA merged), configuration and tokenizer; with ``optimizer`` the state too."""
+        self._model.save_pretrained(directory, state_dict=self._weights())
+        self._tokenizer.save_pretrained(directory)
         if optimizer:
-            write_state(directory, self._masters.state(), {"backend": "torch"})
+            write_state(directory, self._masters.state() | self._base())
 
     def load(self, directory: Path, *, optimizer: bool = True) -> None:
-        """Take a checkpoint's weights in place; continue its optimizer, or start a fresh one."""
+        """Take a checkpoint's weights in place; continue its optimizer, or start a fresh one (and fresh additions)."""
         state = read_state(directory) if optimizer else None
-        fresh = load_model(directory, self._recipe.model, device=str(self._device), train=True)
-        self._masters.set_weights(dict(fresh.named_parameters()))
-        self._masters.reset_optimizer()
+        fresh = open_policy(self._recipe, directory, self._device)
+        if state is not None and self._recipe.learner.lora_rank:
+            copy_weights(
+                fresh, {name.removeprefix("base/"): t for name, t in state.items() if name.startswith("base/")}
+            )
+        with torch.no_grad():
+            for old, new in zip(self._model.parameters(), fresh.parameters(), strict=True):
+                old.copy_(new)
+        self._masters.take(dict(fresh.named_parameters()))
         if state is not None:
-            self._masters.restore(state[0], directory)
+            self._masters.restore(state, directory)
 
     def close(self) -> None:
         """Let policy, reference and optimizer go."""
-        self._reference = self._model = self._forward = self._masters = None  # type: ignore[assignment]
+        self._reference = self._merged = self._model = self._forward = self._masters = None  # type: ignore[assignment]
+
+    def _weights(self) -> dict[str, torch.Tensor]:
+        weights = {name: p.detach() for name, p in self._model.named_parameters()}
+        return whole_weights(weights | self._masters.exact(), self._recipe.learner)
+
+    def _base(self) -> dict[str, torch.Tensor]:
+        """Under LoRA, the weights below the additions: the checkpoint's own have them merged in."""
+        if not self._recipe.learner.lora_rank:
+            return {}
+        names = dict(self._model.named_parameters())
+        frozen = {name: p for name, p in names.items() if not p.requires_grad}
+        return {f"base/{name}": w for name, w in whole_weights(frozen, self._recipe.learner).items()}
 
     def _score(
         self, forward: PolicyForward, sequences: Sequence[TrainSequence], temperature: float
@@ -109,17 +133,8 @@ class TorchLearner:
         return out
 
 
-def prepare_training(model: Any, gradient_checkpointing: bool) -> None:
-    """No dropout anywhere (updates and logprobs must be of one and the same policy); recomputation where asked for.
-
-    transformers recomputes only in training mode, so that mode is on exactly then.
-    """
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
-    for name in ("attention_dropout", "attn_pdrop"):
-        if getattr(model.config, name, 0.0):
-            setattr(model.config, name, 0.0)
-    if gradient_checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    model.train(gradient_checkpointing)
+def choose_device(name: str) -> torch.device:
+    """ "auto" is a GPU where there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return torch.device(name)
