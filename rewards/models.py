@@ -1,6 +1,6 @@
 """Outcome reward models: one score a completion, learnt from verifier-labelled rollouts.
 
-The scored process reward model is ``rewards.process``; how well scores order and predict is ``rewards.measures``.
+Scores at every step's end are ``rewards.process``'s; how well scores order and predict is ``rewards.measures``'.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from typing import Any
 
 from pipeline.config import RewardModelConfig
 from pipeline.protocols import Progress
+from rewards.fitting import fit
 from rewards.measures import measure
-from rewards.scalar import Marked, ScalarModel, fit
+from rewards.scalar import Marked, ScalarModel, read_kind, write_kind
 
 __all__ = ["LabelledSequence", "OutcomeRewardModel", "choose_replay", "measure", "train_outcome_model"]
 
@@ -45,6 +46,7 @@ class OutcomeRewardModel:
     @classmethod
     def load(cls, directory: Path, *, device: str | None = None) -> OutcomeRewardModel:
         """From a folder that ``train_outcome_model`` wrote; ``device`` None is the GPU where there is one."""
+        read_kind(directory, "outcome")
         return cls(ScalarModel.load(directory, device=device))
 
     def score(
@@ -83,6 +85,7 @@ def train_outcome_model(
     pairwise = config.objective == "pairwise"
     metrics = fit(model, marked, config, seed=seed, pairwise=pairwise, progress=progress)
     model.save(out)
+    write_kind(out, "outcome", objective=config.objective)
     return {
         "rows": len(rows),
         "correct_share": positives,

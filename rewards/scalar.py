@@ -1,4 +1,4 @@
-"""A causal language model with a scalar head, and its training loop: what outcome and process reward models share.
+"""A causal language model with a scalar head: what outcome and process reward models share.
 
 On disk it is a Hugging Face sequence classifier with one label (config.json, model.safetensors, tokenizer), which loads
 anywhere. Scores are logits: ``1 / (1 + exp(-score))`` is the probability of being correct.
@@ -6,28 +6,22 @@ anywhere. Scores are logits: ``1 / (1 + exp(-score))`` is the probability of bei
 
 from __future__ import annotations
 
-import logging
-import math
-import random
-from collections.abc import Callable, Iterator, Sequence
+import json
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.config import ModelConfig, RewardModelConfig
+from pipeline.config import ModelConfig
 from pipeline.models import load_tokenizer
 from pipeline.protocols import Progress, no_progress
 
 if TYPE_CHECKING:
     import torch
 
-logger = logging.getLogger(__name__)
-
 TOKEN_BUDGET = 4096
 """Tokens, padding included, in one forward pass of scoring."""
-MAX_GRADIENT_NORM = 1.0
-"""The whole gradient is shortened to this length where it is longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +109,26 @@ class ScalarModel:
         return scores
 
 
+KIND_FILE = "reward_model.json"
+
+
+def write_kind(directory: Path, kind: str, **details: Any) -> None:
+    """Note beside the weights what their scores mean."""
+    (directory / KIND_FILE).write_text(json.dumps({"kind": kind, **details}, indent=1), encoding="utf-8")
+
+
+def read_kind(directory: Path, kind: str) -> dict[str, Any]:
+    """What ``write_kind`` noted. ValueError for a folder without it, or of another kind."""
+    file = directory / KIND_FILE
+    found = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    if found.get("kind") != kind:
+        raise ValueError(
+            f"{directory} holds no {kind} reward model ({KIND_FILE} says {found.get('kind', 'nothing')!r}): "
+            f"train one with train_{kind}_model"
+        )
+    return found
+
+
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Without transformers' table of missing weights: that a policy has no scalar head is expected."""
@@ -141,129 +155,3 @@ def batches(lengths: Sequence[int], token_budget: int) -> list[list[int]]:
         else:
             out.append([index])
     return out
-
-
-Loss = Callable[["torch.Tensor", Sequence[Marked]], "torch.Tensor"]
-"""From the scores of a step's rows to the step's loss."""
-
-
-def fit(
-    model: ScalarModel,
-    rows: Sequence[Marked],
-    config: RewardModelConfig,
-    *,
-    seed: int,
-    pairwise: bool = False,
-    progress: Progress | None = None,
-) -> dict[str, Any]:
-    """Train with Adam (no weight decay) on ``rows``; returns the loss of the first and the last tenth of the steps.
-
-    Pointwise: cross-entropy, averaged over all positions of a step. Pairwise: Bradley-Terry, -log sigmoid(better -
-    worse), averaged over the pairs of a problem and then over problems; rows of a problem stay in one step.
-    """
-    import torch
-
-    plan = [step for epoch in range(config.epochs) for step in _steps(rows, config.batch_size, pairwise, seed, epoch)]
-    warmup = math.ceil(config.warmup_share * len(plan))
-    head, backbone = [model.classifier.score.weight], list(model.classifier.base_model.parameters())
-    optimizer = torch.optim.AdamW(
-        [{"params": backbone, "peak": config.lr}, {"params": head, "peak": config.head_lr}], weight_decay=0.0
-    )
-    losses = []
-    for number, step in enumerate(plan):
-        for group in optimizer.param_groups:
-            group["lr"] = group["peak"] * min(1.0, (number + 1) / max(1, warmup))
-        loss = _backward(model, step, config.token_budget, pairwise)
-        torch.nn.utils.clip_grad_norm_([*head, *backbone], MAX_GRADIENT_NORM)
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss)
-        if not math.isfinite(loss):
-            raise RuntimeError(
-                f"reward model: the loss is {loss} in step {number + 1} of {len(plan)}: lower reward_model.lr"
-            )
-        (progress or no_progress)(number + 1, len(plan), f"loss {loss:.3f}")
-    tenth = max(1, len(losses) // 10)
-    return {
-        "steps": len(plan),
-        "tokens": sum(len(row.token_ids) for step in plan for row in step),
-        "loss_first": sum(losses[:tenth]) / tenth if losses else None,
-        "loss_last": sum(losses[-tenth:]) / tenth if losses else None,
-    }
-
-
-def _steps(rows: Sequence[Marked], batch_size: int, pairwise: bool, seed: int, epoch: int) -> Iterator[list[Marked]]:
-    """Rows in an order drawn from (seed, epoch), ``batch_size`` a step; with ``pairwise`` whole problems that have pairs."""
-    units: list[list[Marked]] = [[row] for row in rows]
-    if pairwise:
-        problems: dict[str, list[Marked]] = {}
-        for row in rows:
-            problems.setdefault(row.problem_id, []).append(row)
-        units = [unit for unit in problems.values() if len({row.targets[0] for row in unit}) > 1]
-    random.Random(f"{seed}/{epoch}").shuffle(units)
-    step: list[Marked] = []
-    for unit in units:
-        step += unit
-        if len(step) >= batch_size:
-            yield step
-            step = []
-    if step:
-        yield step
-
-
-def _backward(model: ScalarModel, step: Sequence[Marked], token_budget: int, pairwise: bool) -> float:
-    """Add the gradient of the step's loss, in forward passes of at most ``token_budget`` tokens; returns the loss."""
-    import torch
-
-    parts = [[step[i] for i in part] for part in batches([len(row.token_ids) for row in step], token_budget)]
-    if pairwise:
-        return _backward_pairs(model, parts)
-    total, count = 0.0, sum(len(row.positions) for row in step)
-    for part in parts:
-        values = model.values(part)
-        targets = torch.tensor([target for row in part for target in row.targets], device=values.device)
-        loss = torch.nn.functional.binary_cross_entropy_with_logits(values, targets, reduction="sum") / count
-        loss.backward()
-        total += loss.item()
-    return total
-
-
-def _backward_pairs(model: ScalarModel, parts: Sequence[Sequence[Marked]]) -> float:
-    """Pairs may lie in different forward passes: the loss is differentiated by the scores first, then each pass by itself."""
-    import torch
-
-    rows = [row for part in parts for row in part]
-    if len(parts) == 1:
-        loss = pairwise_loss(model.values(rows), rows)
-        loss.backward()
-        return loss.item()
-    with torch.no_grad():
-        scores = torch.cat([model.values(part) for part in parts])
-    scores.requires_grad_()
-    loss = pairwise_loss(scores, rows)
-    (slopes,) = torch.autograd.grad(loss, scores)
-    start = 0
-    for part in parts:
-        model.values(part).backward(slopes[start : start + len(part)])
-        start += len(part)
-    return loss.item()
-
-
-def pairwise_loss(scores: torch.Tensor, rows: Sequence[Marked]) -> torch.Tensor:
-    """Mean over problems of the mean over their (better, worse) pairs of -log sigmoid(better - worse); scores [B].
-
-    Source: Bradley-Terry as in arXiv 2203.02155, eq. 1.
-    """
-    import torch
-
-    members: dict[str, list[int]] = {}
-    for index, row in enumerate(rows):
-        members.setdefault(row.problem_id, []).append(index)
-    losses = []
-    for indices in members.values():
-        targets = torch.tensor([rows[index].targets[0] for index in indices], device=scores.device)
-        better, worse = torch.where(targets[:, None] > targets[None, :])
-        if len(better):
-            own = scores[torch.tensor(indices, device=scores.device)]
-            losses.append(torch.nn.functional.softplus(own[worse] - own[better]).mean())
-    return torch.stack(losses).mean()
