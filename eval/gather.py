@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from eval.benchmarks import how_put
 from eval.summary import Sampled
 from pipeline import store
 from pipeline.rundir import RunPaths, read_result
@@ -39,6 +40,13 @@ SAMPLES = """
            r.completion_length AS n_tokens, r.temperature = 0 AS greedy
     FROM rollouts r JOIN rewards w USING (rollout_id) WHERE r.stage = ? AND r.purpose = 'evaluate'
     ORDER BY r.problem_id, r.sample_index
+"""
+PUT = """
+    SELECT count(DISTINCT problem_id) AS problems,
+           max(CASE WHEN temperature > 0 THEN sample_index + 1 ELSE 0 END) AS samples, max(temperature) AS temperature,
+           coalesce(any_value(top_p) FILTER (temperature > 0), 1) AS top_p, max(max_tokens) AS max_tokens,
+           coalesce(bool_or(temperature = 0), false) AS greedy, any_value(engine) AS engine
+    FROM rollouts WHERE stage = ? AND purpose = 'evaluate'
 """
 COMPLETIONS = """
     SELECT r.rollout_id, r.text, w.correct::BOOLEAN AS correct, w.status, w.answer, r.finish_reason,
@@ -124,6 +132,11 @@ class RunFacts:
         before = self.evaluation("warm-start", benchmark)
         rounds = [e for e in self.evaluations if e.benchmark == benchmark and e.checkpoint.startswith("round-")]
         return (before, rounds[-1]) if before and rounds else None
+
+    def how_put(self, evaluation: Evaluation) -> str:
+        """How the problems were put, from the recorded completions."""
+        (row,) = self.query(PUT, [evaluation.stage])
+        return how_put(**row) if row["problems"] else "its completions are not recorded here"
 
     def samples(self, evaluation: Evaluation) -> list[Sampled]:
         """The scored completions behind an evaluation."""

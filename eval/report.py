@@ -122,8 +122,8 @@ def checkpoint_table(runs: Sequence[RunFacts], benchmark: str) -> dict[str, Any]
         }
         for columns in (accuracies, descriptions) if columns
     ]  # fmt: skip
-    first = next((row for row in evaluations[0][1].measures.values()), {})
-    return {"benchmark": benchmark, "parts": parts, "temperature": first.get("temperature"), "several": len(runs) > 1}
+    puts = list(dict.fromkeys(run.how_put(e) for run, e in evaluations))
+    return {"benchmark": benchmark, "parts": parts, "put": puts, "several": len(runs) > 1}
 
 
 def benchmark_section(runs: Sequence[RunFacts], benchmark: str) -> dict[str, Any]:

@@ -99,6 +99,11 @@ def test_the_table_of_checkpoints_says_what_the_store_holds(run, html):
     assert f"{100 * row['value']:.1f} [{100 * row['low']:.1f}, {100 * row['high']:.1f}]" in text
 
 
+def test_how_the_problems_were_put_is_stated(html):
+    text = "".join(Page(html).text)
+    assert "24 problems, 8 samples each at temperature 1, top_p 1, at most 8 tokens, and greedy; engine fake" in text
+
+
 def test_the_same_run_gives_the_same_file(run, html, tmp_path):
     assert build_report([run], tmp_path / "again.html").read_text(encoding="utf-8") == html
 
