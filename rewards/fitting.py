@@ -45,14 +45,15 @@ def fit(
         for group in optimizer.param_groups:
             group["lr"] = group["peak"] * min(1.0, (number + 1) / max(1, warmup))
         loss = _backward(model, step, config.token_budget, pairwise)
-        torch.nn.utils.clip_grad_norm_([*head, *backbone], MAX_GRADIENT_NORM)
+        norm = float(torch.nn.utils.clip_grad_norm_([*head, *backbone], MAX_GRADIENT_NORM))
+        if not math.isfinite(loss) or not math.isfinite(norm):
+            raise RuntimeError(
+                f"reward model: loss {loss:.4g} and gradient norm {norm:.4g} in step {number + 1} of {len(plan)}: lower "
+                f"reward_model.lr"
+            )
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss)
-        if not math.isfinite(loss):
-            raise RuntimeError(
-                f"reward model: the loss is {loss} in step {number + 1} of {len(plan)}: lower reward_model.lr"
-            )
         (progress or no_progress)(number + 1, len(plan), f"loss {loss:.3f}")
     tenth = max(1, len(losses) // 10)
     return {

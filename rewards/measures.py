@@ -10,6 +10,7 @@ import numpy as np
 
 BINS = 10
 """Equally wide bins of predicted probability for the calibration error."""
+MEASURES = ("correct_share", "auc", "pairwise_accuracy", "calibration_error", "brier")
 
 
 def measure(
@@ -26,7 +27,7 @@ def measure(
     if not len(values) == len(truth) == len(problem_ids):
         raise ValueError(f"{len(values)} scores, {len(truth)} labels, {len(problem_ids)} problem ids: expected as many")
     if not len(values):
-        return {"rollouts": 0, **dict.fromkeys(("auc", "pairwise_accuracy", "calibration_error", "brier"))}
+        return {"rollouts": 0, **dict.fromkeys(MEASURES)}
     probability = _sigmoid(values)
     return {
         "rollouts": len(values),

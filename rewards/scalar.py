@@ -70,7 +70,8 @@ class ScalarModel:
     def save(self, directory: Path) -> None:
         """Write weights, configuration and tokenizer into ``directory``."""
         directory.mkdir(parents=True, exist_ok=True)
-        self.classifier.save_pretrained(directory)
+        with _quiet():
+            self.classifier.save_pretrained(directory)
         self.tokenizer.save_pretrained(directory)
 
     def values(self, rows: Sequence[Marked]) -> torch.Tensor:
@@ -131,15 +132,18 @@ def read_kind(directory: Path, kind: str) -> dict[str, Any]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without transformers' table of missing weights: that a policy has no scalar head is expected."""
+    """Without transformers' progress bars and table of missing weights: that a policy has no scalar head is expected."""
     from transformers.utils import logging as transformers_logging
 
-    before = transformers_logging.get_verbosity()
+    before, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
     transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
     try:
         yield
     finally:
         transformers_logging.set_verbosity(before)
+        if bars:
+            transformers_logging.enable_progress_bar()
 
 
 def batches(lengths: Sequence[int], token_budget: int) -> list[list[int]]:

@@ -30,6 +30,8 @@ ProcessModel = Callable[[Sequence[Rollout]], list[tuple[Sequence[float], Sequenc
 class Scorer:
     """Opened once by the flow: holds the verifier's processes and those of the user's functions.
 
+    ``reward_model`` gives logits; its component is their probability, in [0, 1].
+
     ``faults`` counts every failure by "component/kind" since the last ``take_faults``. ``reward_model`` and
     ``process_model`` run in this process, on its device: they cannot be killed, so a deadline of theirs would be
     a promise that nothing keeps.
@@ -192,7 +194,9 @@ class Scorer:
         if self._reward_model is None:
             raise RuntimeError("rewards.weights names reward_model but none is set: train one, or remove the weight")
         values = self._whole("reward_model", self._reward_model, [item.rollout for item in items])
-        return [self._checked("reward_model", *outcome) for outcome in values]
+        scores = [self._checked("reward_model", *outcome) for outcome in values]
+        # Paid as a probability: logits have no bound, and a confident model would drown the verifier.
+        return [None if score is None else 0.5 * (1.0 + math.tanh(0.5 * score)) for score in scores]
 
     def _steps(self, rollouts: Sequence[Rollout]) -> list[tuple[Any, Any] | None]:
         if self._process_model is None:

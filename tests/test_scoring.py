@@ -1,6 +1,7 @@
 """Scoring end to end: verdicts, components, and failures that are counted and never paid as 0."""
 
 import logging
+import math
 
 import pytest
 
@@ -102,10 +103,11 @@ def raising(rollouts):
 @pytest.mark.parametrize(
     ("model", "values", "faults"),
     [
-        (lambda rollouts: [0.5, -0.5], [0.5, -0.5], {}),
-        (lambda rollouts: [float("nan"), 1.0], [None, 1.0], {"reward_model/not_finite": 1}),
-        (lambda rollouts: ["high", 1.0], [None, 1.0], {"reward_model/not_a_number": 1}),
-        (lambda rollouts: [None, 1.0], [None, 1.0], {"reward_model/unscored": 1}),
+        # Logits are paid as probabilities: ln 3 is 3 / (3 + 1), -1000 is 0.
+        (lambda rollouts: [math.log(3), -1000.0], [0.75, 0.0], {}),
+        (lambda rollouts: [float("nan"), 0.0], [None, 0.5], {"reward_model/not_finite": 1}),
+        (lambda rollouts: ["high", 0.0], [None, 0.5], {"reward_model/not_a_number": 1}),
+        (lambda rollouts: [None, 0.0], [None, 0.5], {"reward_model/unscored": 1}),
         (lambda rollouts: [1.0], [None, None], {"reward_model/wrong_length": 2}),
         (lambda rollouts: "hi", [None, None], {"reward_model/wrong_length": 2}),
         (lambda rollouts: None, [None, None], {"reward_model/wrong_length": 2}),
@@ -115,15 +117,15 @@ def raising(rollouts):
 def test_a_reward_model_that_fails_is_named_counted_and_unscored(model, values, faults):
     rollouts = [rollout(RIGHT), rollout(WRONG, index=1)]
     rewards, found = score(rollouts, reward_model=model, weights={"reward_model": 1.0})
-    assert [r.reward for r in rewards] == values
+    assert [r.reward for r in rewards] == pytest.approx(values)
     assert found == faults
 
 
 def test_a_new_reward_model_takes_over():
     config = RewardConfig(weights={"reward_model": 1.0})
     with Scorer(config, "boxed", lambda rollouts: [1.0]) as scorer:
-        scorer.set_reward_model(lambda rollouts: [2.0])
-        assert scorer.score(PROBLEMS, [rollout(RIGHT)])[0].reward == 2.0
+        scorer.set_reward_model(lambda rollouts: [0.0])
+        assert scorer.score(PROBLEMS, [rollout(RIGHT)])[0].reward == 0.5
 
 
 def test_a_weight_without_a_reward_model_says_so():
