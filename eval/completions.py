@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from eval.summary import Measure, Sampled, summarise
+from eval.summary import Measure, Sampled, metric_title, summarise
 from pipeline.config import EvaluateConfig
 from pipeline.seeds import content_id
 from pipeline.types import FinishReason, Problem, Status
@@ -119,7 +119,10 @@ def result_lines(results: Sequence[ModelResult]) -> list[str]:
         and not (m.metric != "pass@k" and m.k == 1)  # of one sample every vote is the sample
     )  # fmt: skip
     labelled = any(result.published is not None for result in results)
-    head = ["model", "problems", "completions", *(_title(*key) for key in keys)] + ["published", "agreement"] * labelled
+    head = ["model", "problems", "completions", *(metric_title(*key) for key in keys)] + [
+        "published",
+        "agreement",
+    ] * labelled
     table = [head]
     for result in results:
         cells = [_cell(result.get(*key)) for key in keys]
@@ -220,13 +223,6 @@ def _number(value: Any, where: str) -> float | None:
         return float(value)
     except (TypeError, ValueError):
         raise ValueError(f"{where} is {value!r}; expected a number") from None
-
-
-TITLES = {"self_consistency_rm": "weighted@k", "best_of_k_rm": "best@k"}
-
-
-def _title(metric: str, k: int | None) -> str:
-    return TITLES.get(metric, metric).replace("@k", f"@{k}").replace("_", " ")
 
 
 def _cell(measure: Measure | None) -> str:

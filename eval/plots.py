@@ -17,6 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from eval.gather import Evaluation, RunFacts
+from eval.summary import metric_title
 
 INK, SOFT, GRID = "#1b1d22", "#5a6069", "#d9dce1"
 COLOURS = ("#1f66b8", "#c4501b", "#16866a", "#8a4fb0", "#96700a", "#b8325f")
@@ -134,7 +135,15 @@ def draw_checkpoints(axes: Any, evaluations: Sequence[Evaluation], metrics: Sequ
         above = [max(0.0, row["high"] - row["value"]) for _, row in places]
         colour = COLOURS[number % len(COLOURS)]
         axes.errorbar(
-            xs, ys, yerr=[below, above], color=colour, fmt="o-", ms=4, lw=1.2, capsize=2.5, label=name(metric, k)
+            xs,
+            ys,
+            yerr=[below, above],
+            color=colour,
+            fmt="o-",
+            ms=4,
+            lw=1.2,
+            capsize=2.5,
+            label=metric_title(metric, k),
         )
     axes.set_xticks(range(len(evaluations)), [e.checkpoint for e in evaluations])
     axes.set_xlim(-0.5, len(evaluations) - 0.5)
@@ -161,7 +170,7 @@ def draw_slices(axes: Any, parts: Sequence[str], series: Sequence[tuple[str, Eva
     axes.set_ylim(len(parts) - 0.5, -0.5)
     axes.grid(axis="y", visible=False)
     percent_axis(axes.xaxis)
-    axes.set_xlabel(name(metric, k))
+    axes.set_xlabel(metric_title(metric, k))
     axes.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=3)
 
 
@@ -204,11 +213,6 @@ def headline_metrics(evaluations: Sequence[Evaluation]) -> list[tuple[str, int |
     largest = max(shared, default=1)
     wanted: list[tuple[str, int | None]] = [("pass@k", 1)] if 1 in shared else []
     return [*wanted, ("maj@k", largest), ("pass@k", largest)] if largest > 1 else wanted
-
-
-def name(metric: str, k: int | None) -> str:
-    """ "pass@8" of ("pass@k", 8)."""
-    return metric.replace("@k", f"@{k}") if k is not None else metric.replace("_", " ")
 
 
 def shorten(text: str, size: int) -> str:

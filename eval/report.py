@@ -14,7 +14,7 @@ from eval.compare import compare_evaluations, sentence
 from eval.doubts import doubts
 from eval.gather import Evaluation, RunFacts, checkpoint_order, gather, natural
 from eval.moved import most_moved, visible
-from eval.summary import ACCURACIES
+from eval.summary import ACCURACIES, metric_title
 from pipeline.rundir import RunPaths, write_atomic
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -116,7 +116,7 @@ def checkpoint_table(runs: Sequence[RunFacts], benchmark: str) -> dict[str, Any]
     accuracies, descriptions = _columns([e for _, e in evaluations])
     parts = [
         {
-            "columns": [(plots.name(m, k), m in ACCURACIES or "share" in m) for m, k in columns],
+            "columns": [(metric_title(m, k), m in ACCURACIES or "share" in m) for m, k in columns],
             "rows": [{"run": run.run_id, "checkpoint": e.checkpoint, "cells": [e.get(m, k) for m, k in columns]}
                      for run, e in evaluations],
         }

@@ -28,6 +28,15 @@ CURVE_POINTS = 64
 ACCURACIES = frozenset({"pass@k", "maj@k", "greedy", "self_consistency_rm", "best_of_k_rm"})
 """Metrics whose per-problem value is an accuracy; where each is 0 or 1 the interval is Wilson's."""
 
+TITLES = {"self_consistency_rm": "weighted@k", "best_of_k_rm": "best@k", "mean_length": "length"}
+"""Metrics that a table calls otherwise: votes weighted by the reward model, and the best by it."""
+
+
+def metric_title(metric: str, k: int | None = None) -> str:
+    """What a table calls a metric: "pass@8", "weighted@8", "truncated"."""
+    title = TITLES.get(metric, metric.removesuffix("_share")).replace("_", " ")
+    return title if k is None else title.replace("@k", f"@{k}")
+
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
