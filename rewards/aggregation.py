@@ -30,6 +30,22 @@ def combine(
     return totals
 
 
+def without_in_plain_groups(
+    components: Sequence[Mapping[str, float | None]],
+    name: str,
+    group_ids: Sequence[str],
+    correct: Sequence[bool | None],
+) -> list[Mapping[str, float | None]]:
+    """The components, but for ``name`` in the groups that do not hold both a correct and a wrong completion."""
+    verdicts: dict[str, set[bool | None]] = defaultdict(set)
+    for group, verdict in zip(group_ids, correct, strict=True):
+        verdicts[group].add(verdict)
+    return [
+        row if {True, False} <= verdicts[group] else {key: value for key, value in row.items() if key != name}
+        for row, group in zip(components, group_ids, strict=True)
+    ]
+
+
 def _normalised(
     components: Sequence[Mapping[str, float | None]], weights: Mapping[str, float], group_ids: Sequence[str]
 ) -> list[dict[str, float | None]]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pipeline.config import RewardConfig
 from pipeline.protocols import Progress, no_progress
 from pipeline.types import Problem, Reward, Rollout
-from rewards.aggregation import combine
+from rewards.aggregation import combine, without_in_plain_groups
 from rewards.code import CodeRunner, CodeVerdict, tests_of
 from rewards.components import PURE, AnswerFormat, Item, check_names
 from rewards.user_functions import UserFunction
@@ -126,7 +126,10 @@ class Scorer:
             progress(len(items), len(items), name)
         steps = self._steps(rollouts)
         groups = [rollout.group_id for rollout in rollouts]
-        totals = combine(components, self.config.weights, groups, how=self.config.aggregation)
+        paid: Sequence[Mapping[str, float | None]] = components
+        if self.config.reward_model_pays == "mixed_groups":
+            paid = without_in_plain_groups(components, "reward_model", groups, [item.correct for item in items])
+        totals = combine(paid, self.config.weights, groups, how=self.config.aggregation)
         rewards = [
             self._reward(item, None if item.correct is None else total, row, ends)
             for item, total, row, ends in zip(items, totals, components, steps, strict=True)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rewards.aggregation import combine, normalise_in_groups
+from rewards.aggregation import combine, normalise_in_groups, without_in_plain_groups
 
 
 def test_the_sum_is_weighted_and_leaves_out_what_a_problem_does_not_have():
@@ -52,3 +52,11 @@ def test_normalised_values_sum_to_zero_and_keep_their_order(values):
     assert math.isclose(math.fsum(out), 0.0, abs_tol=1e-6)
     order = sorted(range(len(values)), key=lambda i: values[i])
     assert all(out[a] <= out[b] + 1e-12 for a, b in itertools.pairwise(order))
+
+
+def test_a_component_can_be_left_out_of_groups_without_both_verdicts():
+    rows = [{"verifier": float(i), "learnt": 0.5} for i in range(5)]
+    groups, correct = ["mixed", "mixed", "wrong", "wrong", "right"], [True, False, False, None, True]
+    out = without_in_plain_groups(rows, "learnt", groups, correct)
+    assert ["learnt" in row for row in out] == [True, True, False, False, False]
+    assert [row["verifier"] for row in out] == [0.0, 1.0, 2.0, 3.0, 4.0]

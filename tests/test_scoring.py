@@ -116,13 +116,31 @@ def raising(rollouts):
 )
 def test_a_reward_model_that_fails_is_named_counted_and_unscored(model, values, faults):
     rollouts = [rollout(RIGHT), rollout(WRONG, index=1)]
-    rewards, found = score(rollouts, reward_model=model, weights={"reward_model": 1.0})
+    rewards, found = score(rollouts, reward_model=model, weights={"reward_model": 1.0}, reward_model_pays="all_groups")
     assert [r.reward for r in rewards] == pytest.approx(values)
     assert found == faults
 
 
+def test_the_reward_model_pays_only_where_the_verifier_finds_a_difference():
+    rollouts = [
+        rollout(RIGHT), rollout(WRONG, index=1), rollout(WRONG, problem_id="q"), rollout(WRONG, problem_id="q", index=1)
+    ]  # fmt: skip
+
+    def model(rollouts):
+        return [0.0, 0.0, 3.0, -3.0]
+
+    weights = {"verifier": 1.0, "reward_model": 0.2}
+    rewards, _ = score(rollouts, reward_model=model, weights=weights)
+    # Logit 0 is probability 0.5: 1 + 0.1 and 0.1; nobody of group q is right.
+    assert [r.reward for r in rewards] == pytest.approx([1.1, 0.1, 0.0, 0.0])
+    assert rewards[2].components["reward_model"] == pytest.approx(0.9526, abs=1e-4)  # kept all the same
+    everywhere, _ = score(rollouts, reward_model=model, weights=weights, reward_model_pays="all_groups")
+    # 1 / (1 + e^-3) = 0.9526, a fifth of it 0.1905.
+    assert [r.reward for r in everywhere[2:]] == pytest.approx([0.1905, 0.0095], abs=1e-4)
+
+
 def test_a_new_reward_model_takes_over():
-    config = RewardConfig(weights={"reward_model": 1.0})
+    config = RewardConfig(weights={"reward_model": 1.0}, reward_model_pays="all_groups")
     with Scorer(config, "boxed", lambda rollouts: [1.0]) as scorer:
         scorer.set_reward_model(lambda rollouts: [0.0])
         assert scorer.score(PROBLEMS, [rollout(RIGHT)])[0].reward == 0.5

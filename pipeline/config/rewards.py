@@ -20,6 +20,10 @@ class RewardConfig(Section):
     aggregation: Literal["sum", "gdpo"] = "sum"
     """"sum" adds the weighted components; "gdpo" first brings each component to mean 0 and deviation 1 within its group
     (arXiv 2601.05242), so that no component drowns another: combine it with ``grpo.advantages.scale = "batch"``."""
+    reward_model_pays: Literal["mixed_groups", "all_groups"] = "mixed_groups"
+    """"mixed_groups" pays by the learnt reward only where the verifier finds correct and wrong completions in one group.
+    Where all are wrong, dividing by the group's deviation turns the learnt reward's noise into full advantages, and a
+    policy that is mostly wrong learns to please the model. "all_groups" is the paper's, for a model that can be trusted."""
     workers: int = Field(default=1, ge=1)
     """Verifier processes, and code tests run side by side."""
     timeout: float = Field(default=5.0, gt=0.0)
