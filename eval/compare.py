@@ -122,7 +122,7 @@ def problem_accuracies(rows: Sequence[Sampled], *, ks: Sequence[int] = ()) -> di
 def sentence(found: Difference, first: str, second: str) -> str:
     """The comparison in plain words, and what the interval leaves open."""
     points, low, high = 100 * found.difference, 100 * found.low, 100 * found.high
-    figures = f"95 % interval {low:+.1f} to {high:+.1f}, {format_p(found.p_value)}, {found.n_problems} common problems"
+    figures = f"95 % interval {low:+.1f} to {high:+.1f}, {format_p(found.p_value)}, {found.n_problems} common problems"
     if found.p_value <= SIGNIFICANT and points:
         better, worse = (second, first) if points > 0 else (first, second)
         return (

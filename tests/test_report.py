@@ -114,6 +114,7 @@ def test_two_runs_stand_side_by_side_with_their_difference(tmp_path):
     text = "".join(page.text)
     assert page.open == []
     assert "second (final, embedded) is" in text and "points better than first (final, embedded)" in text
+    assert "All runs at final: Maj@K and Pass@K" in text
     assert ("class", "differs") in page.attributes  # the seeds of the two recipes differ
     assert ("style", "--mark: var(--c2)") in page.attributes
 
