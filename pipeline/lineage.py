@@ -7,12 +7,10 @@ alone for its own), so that joining on ``rollout_id`` never doubles a rollout.
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from pipeline.rundir import RunPaths
 from pipeline.schema import SCORED, SCORED_SOURCES
@@ -46,7 +44,7 @@ class Lineage:
 
     def entries(self, table: str) -> list[Entry]:
         """The files of one table."""
-        return self._of_all(table) if self.run is None else self._of_one(table, self.run)
+        return self._of_all(table) if self.run is None else self._of_one(table)
 
     def split_scored(self) -> tuple[list[Entry], dict[str, list[Entry]]]:
         """Files of the derived table ``scored``, and what is left of its three sources for a join when asked.
@@ -68,14 +66,23 @@ class Lineage:
         """Every reward component that occurs."""
         return sorted({name for run in self.runs for name in components_of(run)})
 
-    def _of_one(self, table: str, run: RunPaths) -> list[Entry]:
-        entries = [Entry(run.run_id, file) for file in live_files(run.table(table))]
-        wanted = set(run.header.get("inherited", ()))
+    def shares(self) -> list[tuple[RunPaths, set[str] | None]]:
+        """Each run with the stages that the view takes from it; None is all of them."""
+        if self.run is None:
+            return [(run, None) for run in self.runs]
+        shares: list[tuple[RunPaths, set[str] | None]] = [(self.run, None)]
+        wanted = set(self.run.header.get("inherited", ()))
         for ancestor in self.runs[1:]:
             older = set(ancestor.header.get("inherited", ()))
-            for file in live_files(ancestor.table(table)):
-                entries += _restricted(ancestor.run_id, file, wanted - older)
+            shares.append((ancestor, wanted - older))
             wanted &= older
+        return shares
+
+    def _of_one(self, table: str) -> list[Entry]:
+        entries = []
+        for run, keys in self.shares():
+            for file in live_files(run.table(table)):
+                entries += [Entry(run.run_id, file)] if keys is None else _restricted(run.run_id, file, keys)
         return entries
 
     def _of_all(self, table: str) -> list[Entry]:
@@ -105,10 +112,6 @@ class Lineage:
                     found.setdefault((table, child.run_id), set()).add(key)
                 seen.add((origin.run_id, table, key))
         return found
-
-    def headers(self) -> list[dict[str, Any]]:
-        """One row a run for the view ``runs``."""
-        return [_run_row(run) for run in self.runs]
 
 
 def rejudged(paths: RunPaths) -> dict[str, str]:
@@ -151,19 +154,3 @@ def _run_names(root: Path) -> list[str]:
         raise FileNotFoundError(f"{root}: there is no folder of runs; start one with `grpoflow run`, or name --root")
     with os.scandir(root) as entries:
         return sorted(e.name for e in entries if e.name[0] != "." and os.path.isfile(f"{root}/{e.name}/recipe.json"))
-
-
-def _run_row(run: RunPaths) -> dict[str, Any]:
-    header = run.header
-    recipe = header.get("recipe") or {}
-    return {
-        "run_id": run.run_id,
-        "recipe": recipe.get("name"),
-        "digest": header.get("digest"),
-        "created_at": header.get("created_at"),
-        "parent": header.get("parent"),
-        "resume_from": header.get("resume_from"),
-        "finished": int(run.result_file("evaluate/final").is_file()),
-        "settings": json.dumps(recipe, sort_keys=True),
-        "versions": json.dumps(header.get("versions") or {}, sort_keys=True),
-    }

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
-
 from pipeline.lineage import Entry, Lineage
+from pipeline.runviews import RUN_COLUMNS, STAGE_COLUMNS, create_runs, create_stages
 from pipeline.schema import (
     COMPONENT_PREFIX,
     RENAMED,
@@ -20,21 +19,12 @@ from pipeline.schema import (
     sql_type,
     stored_columns,
 )
+from pipeline.sqltext import name as _name
+from pipeline.sqltext import quote as _quote
 
 if TYPE_CHECKING:
     import duckdb
 
-RUN_COLUMNS = {
-    "run_id": ("VARCHAR", "name of the run"),
-    "recipe": ("VARCHAR", "name of its recipe"),
-    "digest": ("VARCHAR", "digest of its resolved recipe"),
-    "created_at": ("TIMESTAMPTZ", "when it was started"),
-    "parent": ("VARCHAR", "the run it branched off"),
-    "resume_from": ("VARCHAR", "the stage at which it did"),
-    "finished": ("TINYINT", "1 when its last stage is complete"),
-    "settings": ("VARCHAR", "the resolved recipe, JSON"),
-    "versions": ("VARCHAR", "versions of the libraries, JSON"),
-}
 GROUPS = """
 SELECT group_id, any_value(run_id) AS run_id, any_value(stage) AS stage, any_value(purpose) AS purpose,
   any_value(round) AS round, any_value(step) AS step, any_value(problem_id) AS problem_id, count(*)::INT AS completions,
@@ -77,7 +67,7 @@ def connect(run: str | None = None, *, root: Path | str = "runs") -> duckdb.Duck
 
 
 def create_views(connection: duckdb.DuckDBPyConnection, lineage: Lineage) -> None:
-    """Create the views of the tables, and scored, groups and runs."""
+    """Create the views of the tables, and scored, groups, runs and stages."""
     components = lineage.components()
     for table in TABLES:
         rows = _select(connection, table, lineage.entries(table), components)
@@ -86,7 +76,8 @@ def create_views(connection: duckdb.DuckDBPyConnection, lineage: Lineage) -> Non
         connection.execute(f"CREATE VIEW {table} AS {rows}")
     _create_scored(connection, lineage, components)
     connection.execute(f"CREATE VIEW groups AS {GROUPS}")
-    _create_runs(connection, lineage)
+    create_runs(connection, lineage)
+    create_stages(connection, lineage)
 
 
 def _create_scored(connection: Any, lineage: Lineage, components: list[str]) -> None:
@@ -121,6 +112,7 @@ def view_columns(components: list[str] | None = None) -> dict[str, list[tuple[st
     shown[SCORED] = [(c.name, sql_type(c.type), c.doc) for _, c in scored_columns()]
     shown["groups"] = [(name, "", doc) for name, doc in GROUP_COLUMNS.items()]
     shown["runs"] = [(name, type_, doc) for name, (type_, doc) in RUN_COLUMNS.items()]
+    shown["stages"] = [(name, type_, doc) for name, (type_, doc) in STAGE_COLUMNS.items()]
     return shown
 
 
@@ -179,21 +171,3 @@ def _once(rows: str) -> str:
     names = [column.name for column in stored_columns("problems")]
     firsts = ", ".join(f"any_value({name}) AS {name}" for name in names if name != "problem_id")
     return f"SELECT problem_id, {firsts} FROM ({rows}) GROUP BY problem_id"
-
-
-def _create_runs(connection: Any, lineage: Lineage) -> None:
-    schema = pa.schema(
-        [(name, pa.int8() if type_ == "TINYINT" else pa.string()) for name, (type_, _) in RUN_COLUMNS.items()]
-    )
-    connection.register("_runs", pa.Table.from_pylist(lineage.headers(), schema=schema))
-    columns = ", ".join(f"{name}::{type_} AS {name}" for name, (type_, _) in RUN_COLUMNS.items())
-    connection.execute(f"CREATE TABLE runs AS SELECT {columns} FROM _runs")
-    connection.unregister("_runs")
-
-
-def _name(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
-
-
-def _quote(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"
