@@ -9,7 +9,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from data.prompts import render
-from data.selection import SetAside, Sifted, cap_sources, drop_empty, drop_exact_duplicates, hold_out
+from data.selection import (
+    SetAside,
+    Sifted,
+    cap_sources,
+    drop_contaminated,
+    drop_empty,
+    drop_exact_duplicates,
+    drop_near_duplicates,
+    hold_out,
+)
 from data.sources import load_source
 from pipeline.config import DataConfig, SourceConfig
 from pipeline.types import Problem
@@ -65,7 +74,9 @@ def rules(config: DataConfig, seed: int, tokenizer: Any, accept_gold: AcceptGold
     """(name, rule) in the order of work: cheap rules first, the verifier late, caps on what is left."""
     return [
         ("empty", drop_empty),
+        ("decontaminate", lambda problems: drop_contaminated(problems, config.decontaminate)),
         ("duplicate", drop_exact_duplicates),
+        ("near_duplicate", lambda problems: drop_near_duplicates(problems, config.near_duplicates)),
         ("prompt", lambda problems: _render(problems, tokenizer, config)),
         ("gold", lambda problems: _check_golds(problems, accept_gold, config)),
         ("cap", lambda problems: cap_sources(problems, config.named_sources(), seed)),

@@ -1,4 +1,4 @@
-"""Rules that keep a problem or set it aside with a reason: exact duplicates, hash splits, caps. Pure; order is kept."""
+"""Rules that keep a problem or set it aside with a reason: copies of benchmarks, duplicates, caps; splits by hash. Pure."""
 
 from __future__ import annotations
 
@@ -6,9 +6,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from data.alignment import is_number
+from data.decontaminate import Decontaminator, Hit, Reference
+from data.near_duplicates import candidate_pairs, jaccard, shingles, signatures
+from data.words import words_of
 from pipeline.config import SourceConfig
+from pipeline.config.data import DecontaminateConfig
 from pipeline.seeds import derive_seed
 from pipeline.types import Problem
+
+SHINGLE = 3
+"""Words of the n-grams that near-duplicates share."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +61,75 @@ def drop_exact_duplicates(problems: Iterable[Problem]) -> Sifted:
                 reason += f", whose gold is {earlier.answer!r} instead of {problem.answer!r}"
             aside.append(SetAside(problem, "duplicate", reason, {"duplicate_of": earlier.problem_id}))
     return Sifted(list(first.values()), aside)
+
+
+def drop_contaminated(problems: Sequence[Problem], config: DecontaminateConfig) -> Sifted:
+    """Rule "decontaminate": a training problem (with its solution) that repeats a held-out one leaves."""
+    references = [
+        Reference(p.source, p.meta.get("row", p.problem_id), part, text)
+        for p in problems
+        if p.split == "heldout"
+        for part, text in (("problem", p.problem), ("solution", p.solution))
+        if text
+    ]
+    if config.rule == "off" or not references:
+        return Sifted(list(problems), [])
+    train = [p for p in problems if p.split == "train"]
+    finder = Decontaminator(references, config)
+    hits = finder.scan(f"{p.problem}\n\n{p.solution or ''}" for p in train)
+    kept, aside = [p for p in problems if p.split != "train"], []
+    for problem, hit in zip(train, hits, strict=True):
+        if hit is None:
+            kept.append(problem)
+        else:
+            aside.append(SetAside(problem, "decontaminate", *describe_hit(hit, config.rule)))
+    return Sifted(kept, aside)
+
+
+def describe_hit(hit: Hit, rule: str) -> tuple[str, dict[str, Any]]:
+    """(reason in words, evidence) of a repeated benchmark text."""
+    found = hit.reference
+    reason = f"{rule}: repeats {hit.share:.0%} of the {found.part} of {found.benchmark} {found.row}"
+    return reason, {
+        "benchmark": found.benchmark,
+        "row": found.row,
+        "part": found.part,
+        "share": round(hit.share, 4),
+        "passage": hit.passage,
+    }
+
+
+def drop_near_duplicates(problems: Sequence[Problem], threshold: float | None) -> Sifted:
+    """Rule "near_duplicate": a training problem as similar as ``threshold`` to an earlier one, with the same numbers.
+
+    Similarity is the Jaccard index of word 3-grams. Held-out problems count as earlier than all others and always stay.
+    """
+    if threshold is None:
+        return Sifted(list(problems), [])
+    ordered = sorted(problems, key=lambda problem: problem.split != "heldout")
+    texts = [problem.problem for problem in ordered]
+    gone: dict[int, tuple[int, float]] = {}
+    for earlier, later in candidate_pairs(signatures(texts, SHINGLE), threshold):
+        if ordered[later].split == "heldout" or later in gone or earlier in gone:
+            continue
+        pair = [texts[earlier], texts[later]]
+        similarity = jaccard(*shingles(pair, SHINGLE))
+        if similarity >= threshold and len({_numbers(text) for text in pair}) == 1:
+            gone[later] = earlier, similarity
+    aside = []
+    for later, (earlier, similarity) in sorted(gone.items()):
+        other = ordered[earlier]
+        reason = (
+            f"{similarity:.0%} of its word 3-grams are those of {other.source} {other.meta.get('row', '')}".rstrip()
+        )
+        evidence = {"duplicate_of": other.problem_id, "similarity": round(similarity, 4), "text": other.problem[:400]}
+        aside.append(SetAside(ordered[later], "near_duplicate", reason, evidence))
+    left = {item.problem.problem_id for item in aside}
+    return Sifted([problem for problem in problems if problem.problem_id not in left], aside)
+
+
+def _numbers(text: str) -> tuple[str, ...]:
+    return tuple(word for word in words_of(text) if is_number(word))
 
 
 def hold_out(problems: Sequence[Problem], share: float, seed: int) -> list[Problem]:

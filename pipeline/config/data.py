@@ -77,6 +77,33 @@ class CurriculumConfig(Section):
         return self
 
 
+class DecontaminateConfig(Section):
+    """Which training texts count as repeating a benchmark. Words are runs of letters and digits in lower case."""
+
+    rule: Literal["off", "paper", "containment"] = "containment"
+    """"paper": one shared n-gram is enough, and shorter benchmark texts are looked for whole (arXiv 2402.03300 §2.1);
+    "containment": a share of the benchmark text's n-grams, its words and its numbers, so that a look-alike with other
+    numbers stays; "off" looks for nothing."""
+    ngram: int | None = Field(default=None, ge=3, le=50)
+    """Words of an n-gram; None takes 10 for "paper", as published, and 4 for "containment". Smaller finds more."""
+    threshold: float = Field(default=0.4, gt=0.0, le=1.0)
+    """Containment: least share of a benchmark text's n-grams that is looked at. Smaller finds more changed copies."""
+    same_words: float = Field(default=0.82, ge=0.0, le=1.0)
+    """Containment: least share of the benchmark text's words that the passage has in the same order."""
+    same_numbers: float = Field(default=0.9, ge=0.0, le=1.0)
+    """Containment: least share of its numbers that the passage has in the same order; 0 also removes look-alikes that
+    only have other numbers."""
+    threshold_without_numbers: float = Field(default=0.8, ge=0.0, le=1.0)
+    """Containment: least share of n-grams when the benchmark text has no number to tell a copy from a look-alike."""
+    exact_below: int = Field(default=10, ge=3, le=50)
+    """Containment: benchmark texts of fewer words than this (and at least 3) are looked for whole, word for word."""
+
+    @property
+    def words(self) -> int:
+        """The n of the n-grams."""
+        return self.ngram or (10 if self.rule == "paper" else 4)
+
+
 class DataConfig(Section):
     """Data selection."""
 
@@ -104,6 +131,11 @@ class DataConfig(Section):
     max_gold_rejects: float = Field(default=0.1, ge=0.0, le=1.0)
     """Stop when more than this share of a source has a gold that is empty or that the verifier cannot read."""
 
+    decontaminate: DecontaminateConfig = DecontaminateConfig()
+    """How training problems that repeat a held-out problem are found."""
+    near_duplicates: float | None = Field(default=0.8, gt=0.0, le=1.0)
+    """Remove a training problem that shares this much of its word 3-grams (Jaccard index, by MinHash) with an earlier
+    one and has the same numbers; lower removes more, None nothing. Exact duplicates always leave."""
     curriculum: CurriculumConfig = CurriculumConfig()
     """Which of the selected problems the steps draw."""
 
