@@ -10,7 +10,7 @@ import numpy as np
 
 from eval.gather import Evaluation, RunFacts, gather
 from eval.intervals import resampled_means
-from eval.metrics import maj_at_k
+from eval.metrics import maj_at_k, pass_at_k
 from eval.summary import Sampled
 from pipeline.rundir import RunPaths
 
@@ -99,7 +99,7 @@ def mcnemar(lost: int, gained: int) -> float:
 
 
 def problem_accuracies(rows: Sequence[Sampled], *, ks: Sequence[int] = ()) -> dict[str, dict[str, float]]:
-    """Metric to problem to value: "pass@1", "maj@k" for the ks that a problem has samples for, "greedy"."""
+    """Metric to problem to value: "pass@1", "maj@k" and "pass@k" for the ks that a problem has samples for, "greedy"."""
     groups: dict[str, list[Sampled]] = {}
     for row in rows:
         if row.scored:
@@ -114,6 +114,7 @@ def problem_accuracies(rows: Sequence[Sampled], *, ks: Sequence[int] = ()) -> di
             for k in ks:
                 if 1 < k <= len(drawn):
                     table.setdefault(f"maj@{k}", {})[problem_id] = maj_at_k(answers, verdicts, k)
+                    table.setdefault(f"pass@{k}", {})[problem_id] = pass_at_k(len(drawn), sum(map(bool, verdicts)), k)
         if greedy:
             table.setdefault("greedy", {})[problem_id] = float(bool(greedy[0].correct))
     return table
@@ -141,10 +142,14 @@ def format_p(p_value: float) -> str:
 
 
 def compare_evaluations(first: tuple[RunFacts, Evaluation], second: tuple[RunFacts, Evaluation]) -> list[Difference]:
-    """pass@1, maj@k at the largest common k, and greedy where both have it."""
+    """pass@1, maj@k and pass@k at the largest common k, and greedy where both have it."""
     ks = sorted(set(first[1].ks("maj@k")) & set(second[1].ks("maj@k")))[-1:]
     tables = [problem_accuracies(run.samples(evaluation), ks=ks) for run, evaluation in (first, second)]
-    shared = [metric for metric in ("pass@1", *(f"maj@{k}" for k in ks), "greedy") if all(metric in t for t in tables)]
+    shared = [
+        metric
+        for metric in ("pass@1", *(f"{name}@{k}" for k in ks if k > 1 for name in ("maj", "pass")), "greedy")
+        if all(metric in t for t in tables)
+    ]
     return [paired_difference(metric, tables[0][metric], tables[1][metric]) for metric in shared]
 
 

@@ -78,6 +78,18 @@ def percent_axis(axis: Any) -> None:
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.3g} %"))
 
 
+def k_axis(axes: Any, largest: int) -> None:
+    """k from 1 to ``largest`` in powers of two across, shares upwards."""
+    if largest > 1:
+        axes.set_xscale("log", base=2)
+        axes.set_xlim(2**-0.15, largest * 2**0.15)
+        axes.xaxis.set_major_locator(LogLocator(base=2))
+        axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    percent_axis(axes.yaxis)
+    axes.set_xlabel("k, completions")
+
+
 def draw_k_curves(axes: Any, metric: str, series: Sequence[tuple[str, Evaluation]]) -> None:
     """pass@k or maj@k over k, log scale, one line an evaluation with its interval as a band."""
     largest = 1
@@ -90,14 +102,7 @@ def draw_k_curves(axes: Any, metric: str, series: Sequence[tuple[str, Evaluation
             ks, [r["value"] for r in rows], color=colour, label=label, marker="o" if len(ks) <= 16 else None, ms=3
         )
         largest = max([largest, *ks])
-    if largest > 1:
-        axes.set_xscale("log", base=2)
-        axes.set_xlim(2**-0.15, largest * 2**0.15)
-        axes.xaxis.set_major_locator(LogLocator(base=2))
-        axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    percent_axis(axes.yaxis)
-    axes.set_xlabel("k, completions")
+    k_axis(axes, largest)
     axes.set_title(metric.capitalize().replace("@k", "@K"))
     axes.legend(loc="best")
 

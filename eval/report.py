@@ -9,6 +9,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from eval.claims import claims
 from eval.doubts import doubts
 from eval.gather import gather
 from eval.moved import visible
@@ -36,7 +37,7 @@ def build_markdown(paths: RunPaths) -> str:
     run = gather(paths)
     return environment(autoescape=False).get_template("report.md.j2").render(
         run=run, tables=[checkpoint_table([run], benchmark) for benchmark in run.benchmarks],
-        sentences=own_sentences(run), doubts=doubts(run), totals=totals(run),
+        claims=claims([run]), sentences=own_sentences(run), doubts=doubts(run), totals=totals(run),
     )  # fmt: skip
 
 

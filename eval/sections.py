@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from eval import plots
+from eval.claims import claims
 from eval.compare import compare_evaluations, sentence
 from eval.doubts import doubts
 from eval.gather import Evaluation, RunFacts, checkpoint_order, natural
@@ -24,6 +25,7 @@ def page(runs: Sequence[RunFacts]) -> dict[str, Any]:
     return {
         "title": " · ".join(run.run_id for run in runs),
         "runs": runs,
+        "claims": claims(runs),
         "sentences": {run.run_id: own_sentences(run) for run in runs},
         "between": between_runs(runs),
         "settings": settings(runs),

@@ -24,17 +24,24 @@ CHANCE = {"warm-start": 0.3, "round-01": 0.45, "round-02": 0.6, "final": 0.55}
 
 
 def synthetic_run(
-    root: Path, run_id: str = "synthetic", *, problems: int = 24, samples: int = 8, lift: float = 0.0, seed: int = 0
+    root: Path,
+    run_id: str = "synthetic",
+    *,
+    problems: int = 24,
+    samples: int = 8,
+    lift: float = 0.0,
+    seed: int = 0,
+    overrides: Sequence[str] = (),
 ) -> RunPaths:
-    """Two rounds of three steps; each checkpoint answers correctly by chance as in ``CHANCE`` plus ``lift``."""
-    overrides = [
+    """Two rounds of three steps; each trained checkpoint answers correctly by chance as in ``CHANCE`` plus ``lift``."""
+    sizes = [
         "grpo.rounds=2",
         "grpo.steps=3",
         f"evaluate.samples={samples}",
         f"evaluate.ks=[1,{samples}]",
         f"seed={seed}",
     ]
-    recipe = load_recipe("embedded", overrides)
+    recipe = load_recipe("embedded", [*sizes, *overrides])
     paths = RunPaths(root, run_id)
     header = {
         "run_id": run_id, "recipe": recipe.model_dump(mode="json"), "digest": recipe.digest,
@@ -47,14 +54,14 @@ def synthetic_run(
     ]
     store.append(paths, "problems", "select", rows)
     funnel = [
-        {"rule": "read", "came_in": 30, "set_aside": 0, "kept": 30},
-        {"rule": "duplicate", "came_in": 30, "set_aside": 30 - problems, "kept": problems},
+        {"rule": "read", "came_in": problems + 6, "set_aside": 0, "kept": problems + 6},
+        {"rule": "duplicate", "came_in": problems + 6, "set_aside": 6, "kept": problems},
     ]
     _done(paths, "select", {"funnel": funnel})
     _done(paths, "sft", {"loss": 0.5})
     _done(paths, "reward_model", {"heldout/auc": 0.71, "heldout/rollouts": 40})
     rng = random.Random(derived(seed, run_id))
-    _evaluate(paths, recipe, chosen, "warm-start", samples, CHANCE["warm-start"] + lift, rng)
+    _evaluate(paths, recipe, chosen, "warm-start", samples, CHANCE["warm-start"], rng)
     for round_ in (1, 2):
         for step in (1, 2, 3):
             _step(paths, chosen[:4], round_, step, rng)
