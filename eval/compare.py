@@ -122,12 +122,16 @@ def problem_accuracies(rows: Sequence[Sampled], *, ks: Sequence[int] = ()) -> di
 
 def sentence(found: Difference, first: str, second: str) -> str:
     """The comparison in plain words, and what the interval leaves open."""
-    points, low, high = 100 * found.difference, 100 * found.low, 100 * found.high
+    sure = found.p_value <= SIGNIFICANT and found.difference != 0
+    swapped = sure and found.difference < 0
+    better, worse = (first, second) if swapped else (second, first)
+    points, low, high = (100 * value for value in (found.difference, found.low, found.high))
+    if swapped:  # the interval is of the difference that the sentence speaks of
+        points, low, high = -points, -high, -low
     figures = f"95 % interval {low:+.1f} to {high:+.1f}, {format_p(found.p_value)}, {found.n_problems} common problems"
-    if found.p_value <= SIGNIFICANT and points:
-        better, worse = (second, first) if points > 0 else (first, second)
+    if sure:
         return (
-            f"{better} is {abs(points):.1f} points better than {worse} in {found.metric} ({figures}), "
+            f"{better} is {points:.1f} points better than {worse} in {found.metric} ({figures}), "
             f"more than chance among problems and completions gives."
         )
     return (

@@ -102,6 +102,7 @@ def test_the_sentence_names_the_better_one_only_when_chance_is_unlikely():
     assert "p < 0.001" in sentence(sure, "A", "B")
     worse = Difference("pass@1", 0.4, 0.3, -0.1, -0.15, -0.05, 0.01, "sign-flip permutation", 200)
     assert sentence(worse, "A", "B").startswith("A is 10.0 points better than B")
+    assert "+5.0 to +15.0" in sentence(worse, "A", "B")
     unsure = Difference("pass@1", 0.3, 0.31, 0.01, -0.05, 0.07, 0.7, "sign-flip permutation", 200)
     assert "cannot be told apart" in sentence(unsure, "A", "B") and "-5.0 to +7.0" in sentence(unsure, "A", "B")
 
