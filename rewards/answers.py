@@ -41,7 +41,7 @@ FILLER = re.compile(
     r"[\s:：*_]*(?:(?:therefore|thus|hence|then|so|simply|just|clearly|now|indeed|given by|equal to)\b[\s,:]*)*", re.I
 )
 REMARK = re.compile(r"\s\((?=[^()]*[A-Za-z]{2})[^()]*\)\s*$")
-WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{3,}")
+WORD = re.compile(r"(?<![\\A-Za-z])(?!and\b)[A-Za-z]{3,}")
 EMPTY = re.compile(r"(?:\s|[$?.~]|\\[ ,;!]|\\q?quad|\\text\{\s*\}|\{\s*\})*")
 
 

@@ -65,10 +65,13 @@ def _power(text: str) -> str | None:
 
 def _tower(exponent: str) -> bool:
     """Is a number raised to a number in this exponent, with more than a small value?"""
-    simple = re.fullmatch(r"\s*-?(\d{1,4})\s*\^\s*\{?\s*(\d{1,2})\s*\}?\s*", exponent)
+    simple = re.fullmatch(r"\s*-?(\d{1,4})\s*\^\s*\{?\s*(\d{1,2})\s*\}?\s*", exponent.strip("{} "))
     if simple:
         return int(simple[1]) ** int(simple[2]) > LARGEST_EXPONENT
-    return re.search(r"\d[\s})]*(?:\^|\*\*)\s*[\s{(]*-?\d", exponent) is not None or len(POWER.findall(exponent)) > 3
+    levels = len(POWER.findall(exponent))
+    constant = not re.search(r"[A-Za-z]", re.sub(r"\\pi|e(?![A-Za-z])", "", exponent))
+    numbers = re.search(r"\d[\s})]*(?:\^|\*\*)\s*[\s{(]*-?\d", exponent) is not None
+    return numbers or levels > 3 or (constant and levels > 1)
 
 
 def _argument(text: str, start: int) -> str:

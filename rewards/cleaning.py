@@ -51,7 +51,7 @@ COMMAND = re.compile(r"\\([A-Za-z]+)")
 LETTER_TEXT = re.compile(r"\\(?:mathrm|operatorname|text|textrm)\s*\{\s*([ei])\s*\}")
 NUMBER_TEXT = re.compile(r"\\text\s*\{\s*([-+]?[\d.,/ ]*\d%?)\s*\}")
 FUNCTION_TEXT = re.compile(r"\\text\{\s*(sin|cos|tan|cot|sec|csc|arcsin|arccos|arctan|ln|log|exp|det|gcd|lcm)\s*\}")
-FRACTION = re.compile(r"\\frac\s*")
+FRACTION = re.compile(r"\\(frac|binom)\s*")
 BARE_ARGUMENT = re.compile(r"\\[A-Za-z]+|[^\s{}\\]")
 OVER = re.compile(r"\{([^{}]*)\\over(?![A-Za-z])([^{}]*)\}")
 CHOOSE = re.compile(r"\{([^{}]*)\\choose(?![A-Za-z])([^{}]*)\}")
@@ -60,6 +60,8 @@ SINGLE = re.compile(r"([\^_])\s*\{\s*([A-Za-z0-9])\s*\}")
 CIRCLE = re.compile(r"\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![A-Za-z]))")
 QUOTES = re.compile("[\"“”„«»`]|''")
 BLANKS = re.compile(r"\s+")
+ASCII_BLANKS = re.compile(r"[ \t\n\r\f\v]+")
+"""The others may group the digits of a number."""
 
 
 def clean(answer: str) -> str:
@@ -70,7 +72,7 @@ def clean(answer: str) -> str:
     if len(answer) > LONGEST or depth(answer) > DEEPEST:
         # Nothing so long or deep is compared but as a string: rewriting it nest by nest takes quadratic time.
         return BLANKS.sub(" ", answer).strip()
-    text = _to_latex(BLANKS.sub(" ", answer))
+    text = _to_latex(ASCII_BLANKS.sub(" ", answer))
     text = LETTER_TEXT.sub(r"\1 ", text)
     text = COMMAND.sub(_rename, text)
     text = GROUP_COMMA.sub("", THIN.sub("", text))
@@ -118,12 +120,12 @@ def _rename(match: re.Match[str]) -> str:
 
 
 def _brace_fractions(text: str) -> str:
-    """``\\frac12``, ``\\frac1{72}`` and ``\\frac\\pi2`` with both arguments in braces."""
+    """``\\frac12``, ``\\frac1{72}``, ``\\frac\\pi2`` and ``\\binom52`` with both arguments in braces."""
     pieces, position = [], 0
     for match in FRACTION.finditer(text):
         if match.start() < position:
             continue
-        pieces.append(text[position : match.start()] + r"\frac")
+        pieces.append(text[position : match.start()] + "\\" + match[1])
         position = match.end()
         for _ in range(2):
             while position < len(text) and text[position] == " ":
@@ -139,7 +141,7 @@ def _brace_fractions(text: str) -> str:
 
 
 def _brace_fractions_inside(text: str) -> str:
-    return _brace_fractions(text) if r"\frac" in text else text
+    return _brace_fractions(text) if FRACTION.search(text) else text
 
 
 def _closing(text: str, start: int) -> int:

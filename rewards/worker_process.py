@@ -32,11 +32,18 @@ def answer_line(line: bytes) -> dict[str, Any]:
     return {"status": "correct" if correct else "incorrect", "rule": rule}
 
 
-def serve(memory_mb: int) -> None:
-    """Answer until the parent closes the pipe or is gone; a job that outlives its limit ends the process."""
+def limit_memory(memory_mb: int) -> None:
+    """From now on this process gets a MemoryError for address space over the limit; it leaves no core dump."""
     limit = memory_mb << 20
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def serve(memory_mb: int) -> None:
+    """Answer until the parent closes the pipe or is gone; a job that outlives its limit ends the process."""
+    limit_memory(memory_mb)
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # whatever the parent does with it is inherited
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle: it closes the pipe
     # Frames travel over a duplicate: what a library prints cannot break them.
     answers = os.fdopen(os.dup(1), "wb")
