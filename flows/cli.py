@@ -124,12 +124,17 @@ def sql(
     named: Annotated[str | None, typer.Option(help="One of the queries of --list.")] = None,
     list_: Annotated[bool, typer.Option("--list", help="Show the named queries.")] = False,
     schema: Annotated[bool, typer.Option("--schema", help="Show every table's columns.")] = False,
+    gib: Annotated[float, typer.Option("--gib", help="Most memory the query may take.")] = 4.0,
+    seconds: Annotated[float, typer.Option("--seconds", help="Most time the query may take.")] = 300.0,
     root: Root = "runs",
 ) -> None:
     """Ask the rollout history of one run or of all."""
-    from flows.ask import answer
+    from pipeline.ask import answer
 
-    answer(query, run_id, Path(root), format_=format_, out=out, named=named, list_=list_, schema=schema)
+    answer(
+        query, run_id, Path(root), format_=format_, out=out, named=named, list_=list_, schema=schema,
+        gib=gib, seconds=seconds,
+    )  # fmt: skip
 
 
 @app.command()
@@ -190,7 +195,7 @@ def main() -> None:
         sys.exit(stop.exit_code)
     except KeyboardInterrupt:
         sys.exit(fail("stopped; the same command continues where it was", 130))
-    except (ValueError, FileNotFoundError, BlockingIOError, PermissionError) as error:
+    except (ValueError, FileNotFoundError, BlockingIOError, PermissionError, TimeoutError, MemoryError) as error:
         sys.exit(fail(str(error), 2))
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EROFS, errno.EDQUOT):

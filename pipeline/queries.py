@@ -135,7 +135,8 @@ FROM updates WHERE round IS NOT NULL GROUP BY ALL ORDER BY run_id, round, step
 
 NEVER = """
 SELECT problem_id, count(*) AS rollouts, avg(reward) AS reward, avg((finish_reason = 'length')::INT) AS truncated_share,
-  mode(scored.answer) AS usual_answer, any_value(problems.answer) AS gold, any_value(level) AS level, any_value(problem) AS problem
+  mode(scored.answer) AS usual_answer, any_value(problems.answer) AS gold, any_value(level) AS level,
+  any_value(problem) AS problem
 FROM scored JOIN problems USING (problem_id)
 WHERE problem_id IN (SELECT problem_id FROM scored WHERE correct IS NOT NULL GROUP BY 1 HAVING sum(correct) = 0)
 GROUP BY problem_id ORDER BY rollouts DESC, problem_id LIMIT 100

@@ -12,6 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from pipeline.ask import sql
 from pipeline.compaction import compact
 from pipeline.parquet import read_piece, write_parquet
 from pipeline.rows import component_names, logical, normalise
@@ -20,7 +21,7 @@ from pipeline.schema import arrow_schema
 from pipeline.tablefiles import Piece, covering_merged, find_pieces, live_files, mark_component, pieces_of, source_run
 from pipeline.views import connect
 
-__all__ = ["append", "compact", "connect", "has", "parts", "read"]
+__all__ = ["append", "compact", "connect", "has", "parts", "read", "sql"]
 
 
 PARTS = 10**9

@@ -25,6 +25,7 @@ from pipeline.sqltext import quote as _quote
 if TYPE_CHECKING:
     import duckdb
 
+SHOWN_TYPES = {"components": "STRUCT", "extra": "JSON"}
 GROUPS = """
 SELECT group_id, any_value(run_id) AS run_id, any_value(stage) AS stage, any_value(purpose) AS purpose,
   any_value(round) AS round, any_value(step) AS step, any_value(problem_id) AS problem_id, count(*)::INT AS completions,
@@ -105,7 +106,7 @@ def _renamed(table: str, name: str) -> str:
 def view_columns(components: list[str] | None = None) -> dict[str, list[tuple[str, str, str]]]:
     """(name, SQL type, meaning) of every column, by view; the components' columns come with the names given."""
     shown = {
-        table: [(c.name, sql_type(c.type), c.doc) for c in stored_columns(table)]
+        table: [(c.name, SHOWN_TYPES.get(c.name, sql_type(c.type)), c.doc) for c in stored_columns(table)]
         + [(COMPONENT_PREFIX + n, "DOUBLE", f"component {n}, unweighted") for n in _of(table, components or [])]
         for table in TABLES
     }
@@ -129,7 +130,8 @@ def _select(connection: Any, table: str, entries: Sequence[Entry], components: l
             scan += f" WHERE {STAGE_COLUMN} {'' if keep else 'NOT '}IN ({listed})"
         branches.append(scan)
     if not branches:
-        names = ", ".join(f"NULL::{type_} AS {_name(name)}" for name, type_ in _shown(table, components))
+        shown = [(name, "JSON" if type_.startswith("MAP") else type_) for name, type_ in _shown(table, components)]
+        names = ", ".join(f"NULL::{type_} AS {_name(name)}" for name, type_ in shown)
         return f"SELECT {names} WHERE false"
     return " UNION ALL ".join(branches)
 
@@ -154,12 +156,15 @@ def _shown(table: str, components: list[str]) -> list[tuple[str, str]]:
     ]
 
 
-def _expression(table: str, name: str, components: list[str]) -> str:
-    if (table, name) != ("rewards", "components"):
-        return _name(name)
-    names = ", ".join(_quote(n) for n in components)
-    values = ", ".join(_name(COMPONENT_PREFIX + n) for n in components)
-    return f"MAP([{names}]::VARCHAR[], [{values}]::DOUBLE[]) AS components"
+def _expression(table: str, column: str, components: list[str]) -> str:
+    """How a view shows a column. Maps become a struct and JSON, which data frames and Hugging Face sets can hold."""
+    if (table, column) == ("updates", "extra"):
+        return "to_json(extra) AS extra"
+    if (table, column) != ("rewards", "components"):
+        return _name(column)
+    if not components:
+        return "NULL AS components"
+    return f"{{{', '.join(f'{_quote(n)}: {_name(COMPONENT_PREFIX + n)}' for n in components)}}} AS components"
 
 
 def _of(table: str, components: list[str]) -> list[str]:
