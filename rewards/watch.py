@@ -98,8 +98,8 @@ def drift(
         return None
     return (
         f"{component} rose from {before['score']:.3f} to {after['score']:.3f} while the share of correct rollouts fell "
-        f"from {before['correct']:.3f} to {after['correct']:.3f}: the policy exploits the learnt reward. Lower "
-        f"rewards.weights.{component}, refresh it more often, or raise grpo.objective.kl_coefficient"
+        f"from {before['correct']:.3f} to {after['correct']:.3f}: the policy exploits the learnt reward. Keep "
+        f"rewards.reward_model_pays at mixed_groups, lower rewards.weights.{component}, or refresh it more often"
     )
 
 

@@ -16,7 +16,8 @@ from stages.rollout import read_rollouts
 def run(context: StageContext, scorer: Scorer, problems: Sequence[Problem], rollout_key: str) -> StageResult:
     """Score the rollouts of ``rollout_key``."""
     rewards = score_rollouts(context, scorer, problems, read_rollouts(context.paths, rollout_key))
-    return StageResult(context.key, metrics=reward_metrics(rewards))
+    faults = {f"fault/{name}": count for name, count in scorer.take_faults().items()}
+    return StageResult(context.key, metrics={**reward_metrics(rewards), **faults})
 
 
 def score_rollouts(

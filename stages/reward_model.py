@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,9 +13,12 @@ from pipeline.seeds import derive_seed
 from pipeline.types import Problem, Reward, Rollout, StageResult
 from rewards.models import LabelledSequence, OutcomeRewardModel, choose_replay, measure, train_outcome_model
 from rewards.scoring import Scorer
+from rewards.watch import drift, summarise_learnt
 from stages.checkpoint import new_checkpoint
 from stages.reward import read_rewards, score_rollouts
 from stages.rollout import read_rollouts, sample_problems, training_params
+
+logger = logging.getLogger(__name__)
 
 
 def run(
@@ -51,13 +55,31 @@ def refresh(context: StageContext, round_: int) -> dict[str, Any]:
     earlier, _ = split(context, earlier)
     replay = choose_replay(new, earlier, context.recipe.reward_model.replay, context.seed("replay"))
     old, name = f"reward-model-{round_ - 1:02d}", f"reward-model-{round_:02d}"
+    watched = watch(context, round_, steps)
     before = _measure(context, old, heldout)
     metrics = _train(context, old, [*new, *replay], name=name)
     after = _measure(context, name, heldout)
     return {
-        **metrics, "new": len(new), "replayed": len(replay),
+        **metrics, **watched, "new": len(new), "replayed": len(replay),
         **{f"before/{k}": v for k, v in before.items()}, **{f"after/{k}": v for k, v in after.items()},
     }  # fmt: skip
+
+
+def watch(context: StageContext, round_: int, steps: Sequence[int]) -> dict[str, Any]:
+    """How the model that paid in a round stood to the verifier in the first and the last third of its steps.
+
+    Warns when the model's score rose while correctness fell: the policy then exploits it.
+    """
+    third = max(1, len(steps) // 3)
+    first, last = (
+        summarise_learnt([r for step in part for r in read_rewards(context.paths, f"{step_key(round_, step)}/reward")])
+        for part in (steps[:third], steps[-third:])
+    )
+    warning = drift(first, last)
+    if warning:
+        logger.warning("round %d: %s", round_, warning)
+    found = {f"{when}/{k}": v for when, part in (("first_third", first), ("last_third", last)) for k, v in part.items()}
+    return {**found, "drift": warning or ""}
 
 
 def labelled(rollouts: Sequence[Rollout], rewards: Sequence[Reward]) -> list[LabelledSequence]:
