@@ -7,6 +7,7 @@ the transformers sampler's, a completion may change with what it was sampled bes
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import time
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from torch import nn
 
     from pipeline.config import Recipe
+
+logger = logging.getLogger(__name__)
 
 LOOK = 0.2
 """Seconds between two calls of ``progress`` at most: how soon a cancellation is seen."""
@@ -96,7 +99,8 @@ class VLLMSampler:
         self.version = PolicyVersion("none", "")
 
     def _load(self, folder: Path) -> str:
-        if not self._engines:
+        if len(self._engines) < self._config.engines:
+            self.close()  # one that died is replaced, with all others, which is rare enough
             self._start(folder)
         try:
             for engine in self._engines:
@@ -179,60 +183,83 @@ def engine_environment(recipe: Recipe, number: int) -> dict[str, str]:
     return environment
 
 
+Request = tuple[str, list[int], int]
+"""Key, prompt and seed of one completion."""
+
+
 @dataclass
 class _Call:
-    """One call of ``sample``: groups are handed to the engine with the fewest requests, as long as it has room."""
+    """One call of ``sample``: groups are handed to the engine with the fewest requests, as long as it has room.
+
+    ``open`` holds what each engine was given and has not answered: an engine that dies leaves it to the others.
+    """
 
     engines: list[ChildEngine]
     parameters: dict[str, Any]
     number: int
     window: int
-    open: dict[str, dict[str, tuple[int, int]]] = field(default_factory=dict)
+    open: dict[str, dict[str, Request]] = field(default_factory=dict)
 
     def run(
         self, prompts: Sequence[Sequence[int]], seeds: Sequence[Sequence[int]], progress: Progress
     ) -> list[list[Completion]]:
+        """Hand out, collect, report, until every completion is there."""
         out: list[list[Completion | None]] = [[None] * len(group) for group in seeds]
         total, done, tokens, started = sum(len(group) for group in seeds), 0, 0, time.monotonic()
-        waiting = deque(range(len(prompts)))
+        # Keys differ from call to call: what an earlier, cancelled call left behind is never taken for this one's.
+        waiting = deque(
+            [(f"{self.number}-{p}-{g}", list(prompt), seed) for g, seed in enumerate(group)]
+            for p, (prompt, group) in enumerate(zip(prompts, seeds, strict=True))
+            if group
+        )
         self.open = {engine.name: {} for engine in self.engines}
         while done < total:
-            self._hand_out(waiting, prompts, seeds)
-            for engine, finished in self._collect():
+            self._hand_out(waiting)
+            for engine in list(self.engines):
+                try:
+                    finished = self._collect(engine)
+                except EngineDied as death:
+                    self._leave(engine, waiting, death)
+                    continue
                 for key, ids, logprobs, reason, seconds in finished:
-                    p, g = self.open[engine.name].pop(key)
-                    out[p][g] = Completion(tuple(ids), tuple(logprobs), reason, seconds)
+                    del self.open[engine.name][key]
+                    _, p, g = key.split("-")
+                    out[int(p)][int(g)] = Completion(tuple(ids), tuple(logprobs), reason, seconds)
                     done, tokens = done + 1, tokens + len(ids)
             progress(done, total, f"{tokens / (time.monotonic() - started):.0f} tokens/s")
+            if done < total:
+                wait([engine.connection for engine in self.engines], LOOK)
         return [[completion for completion in group if completion is not None] for group in out]
 
-    def _hand_out(self, waiting: deque[int], prompts: Sequence[Sequence[int]], seeds: Sequence[Sequence[int]]) -> None:
+    def _hand_out(self, waiting: deque[list[Request]]) -> None:
         while waiting:
             engine = min(self.engines, key=lambda e: len(self.open[e.name]))
             if len(self.open[engine.name]) >= self.window:
                 return
-            p = waiting.popleft()
-            # Keys differ from call to call: what an earlier, cancelled call left behind is never taken for this one's.
-            keys = {f"{self.number}-{p}-{g}": (p, g) for g in range(len(seeds[p]))}
-            prompt = list(prompts[p])
-            requests = [(key, prompt, seeds[p][g]) for key, (_, g) in keys.items()]
-            self.open[engine.name].update(keys)
-            engine.send(("add", requests, self.parameters))
+            requests = waiting.popleft()
+            self.open[engine.name].update({request[0]: request for request in requests})
+            try:
+                engine.send(("add", requests, self.parameters))
+            except EngineDied as death:
+                self._leave(engine, waiting, death)
 
-    def _collect(self) -> list[tuple[ChildEngine, list[Any]]]:
-        by_connection = {engine.connection: engine for engine in self.engines}
-        ready = wait(list(by_connection), LOOK)
-        found = []
-        for connection in ready:
-            engine = by_connection[connection]  # type: ignore[index]
-            kind, content = engine.receive()
-            if kind == "refused":
-                raise ValueError(f"{engine.name} refused a request: {content}")
-            found.append((engine, content))
-        if not ready:
-            for engine in self.engines:
-                engine.check_alive()
-        return found
+    def _collect(self, engine: ChildEngine) -> list[Any]:
+        """What the engine has finished by now."""
+        if not engine.connection.poll():
+            engine.check_alive()
+            return []
+        kind, content = engine.receive()
+        if kind == "refused":
+            raise ValueError(f"{engine.name} refused a request: {content}")
+        return content
+
+    def _leave(self, engine: ChildEngine, waiting: deque[list[Request]], death: EngineDied) -> None:
+        """Give a dead engine's requests to the others; raise its death when there are none."""
+        self.engines.remove(engine)
+        if not self.engines:
+            raise death
+        logger.warning("%s; its %d requests move on", death, len(self.open[engine.name]))
+        waiting.appendleft(list(self.open.pop(engine.name).values()))
 
     def cancel(self) -> None:
         """Drop what runs, and read until every engine has said so."""

@@ -2,8 +2,8 @@
 
 Started as ``python -m pipeline.backends.vllm_worker FD`` with one end of a socket pair. Messages are tuples:
 in  (options,) first; then ("load", folder) · ("add", [(key, prompt, seed), …], parameters) · ("cancel",) · ("close",)
-out ("ready", context, vocabulary) · ("loaded", checksum) · ("done", [(key, ids, logprobs, reason, seconds), …]) · ("cancelled",) ·
-    ("refused", message)
+out ("ready", context, vocabulary) · ("loaded", checksum) · ("done", [(key, ids, logprobs, reason, seconds), …]) ·
+    ("cancelled",) · ("refused", message)
 Everything is read between two steps, so a cancellation takes one step. The process ends with the sampler's.
 """
 
