@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 from eval.gather import Evaluation, RunFacts
 
 FEW_PROBLEMS = 200
@@ -19,6 +22,7 @@ def doubts(run: RunFacts) -> list[str]:
         for evaluation in evaluations:
             found += _evaluation(evaluation)
     found += _training(run)
+    found += [f"{row['times']:,} × {row['severity']} ({row['kind']}), the last: {row['message']}" for row in run.events]
     if not run.evaluations:
         found.append("No evaluation is complete: nothing here says how good the policy is.")
     found.append(
@@ -68,6 +72,7 @@ def _evaluation(evaluation: Evaluation) -> list[str]:
 def _training(run: RunFacts) -> list[str]:
     found = []
     steps = run.steps
+    found += _hacking(steps)
     unscored = [row["unscored_share"] for row in steps if row["unscored_share"]]
     if unscored and max(unscored) > UNSCORED:
         found.append(
@@ -91,3 +96,22 @@ def _training(run: RunFacts) -> list[str]:
                 f"Reward model: its AUC on held-out rollouts ends at {row['auc']:.2f}, little better than chance."
             )
     return found
+
+
+def _hacking(steps: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The reward rose while correctness fell, from the first quarter of the steps to the last."""
+    rows = [row for row in steps if row["reward"] is not None and row["correct"] is not None]
+    quarter = len(rows) // 4
+    if not quarter:
+        return []
+    reward, correct = (
+        [sum(row[name] for row in part) / quarter for part in (rows[:quarter], rows[-quarter:])]
+        for name in ("reward", "correct")
+    )
+    if reward[1] <= reward[0] or correct[1] >= correct[0]:
+        return []
+    return [
+        f"Training: the mean reward rose from {reward[0]:.3g} to {reward[1]:.3g} (first and last quarter of the steps) while "
+        f"the correct share fell from {100 * correct[0]:.1f} to {100 * correct[1]:.1f} %: something else than correctness is "
+        f"being learnt; look at the reward components."
+    ]

@@ -10,50 +10,12 @@ from functools import cached_property
 from typing import Any
 
 from eval.benchmarks import how_put
+from eval.queries import COMPLETIONS, EVENTS, PUT, SAMPLES, STEPS, SUPERVISED, TOKENS
 from eval.summary import Sampled
 from pipeline import store
 from pipeline.rundir import RunPaths, read_result
+from pipeline.schema import COMPONENT_PREFIX
 from pipeline.types import StageResult
-
-STEPS = """
-    WITH sampled AS (
-        SELECT r.round, r.step, count(*) AS rollouts, avg(w.reward) AS reward, avg(w.correct) AS correct,
-               avg((w.reward IS NULL)::INT) AS unscored_share, avg(r.completion_length) AS length,
-               avg((r.finish_reason = 'length')::INT) AS truncated_share,
-               sum(r.completion_length) AS completion_tokens
-        FROM rollouts r JOIN rewards w USING (rollout_id) WHERE r.purpose = 'train' GROUP BY r.round, r.step
-    ), learnt AS (
-        SELECT round, step, avg(kl) AS kl, avg(entropy) AS entropy, avg(grad_norm) AS grad_norm, avg(lr) AS lr,
-               avg(logprob_gap_mean) AS gap_mean, max(logprob_gap_max) AS gap_max, avg(clip_low + clip_high) AS clipped,
-               avg(zero_variance_share) AS zero_variance_share
-        FROM updates WHERE round IS NOT NULL GROUP BY round, step
-    )
-    SELECT * FROM sampled LEFT JOIN learnt USING (round, step) ORDER BY round, step
-"""
-TOKENS = """
-    SELECT stage, count(*) AS rollouts, sum(len(prompt_token_ids)) AS prompt_tokens,
-           sum(completion_length) AS completion_tokens
-    FROM rollouts WHERE run_id = ? GROUP BY stage
-"""
-SAMPLES = """
-    SELECT r.problem_id, r.sample_index, w.answer, w.correct::BOOLEAN AS correct, w.status, r.finish_reason,
-           r.completion_length AS n_tokens, r.temperature = 0 AS greedy
-    FROM rollouts r JOIN rewards w USING (rollout_id) WHERE r.stage = ? AND r.purpose = 'evaluate'
-    ORDER BY r.problem_id, r.sample_index
-"""
-PUT = """
-    SELECT count(DISTINCT problem_id) AS problems,
-           max(CASE WHEN temperature > 0 THEN sample_index + 1 ELSE 0 END) AS samples, max(temperature) AS temperature,
-           coalesce(any_value(top_p) FILTER (temperature > 0), 1) AS top_p, max(max_tokens) AS max_tokens,
-           coalesce(bool_or(temperature = 0), false) AS greedy, any_value(engine) AS engine
-    FROM rollouts WHERE stage = ? AND purpose = 'evaluate'
-"""
-COMPLETIONS = """
-    SELECT r.rollout_id, r.text, w.correct::BOOLEAN AS correct, w.status, w.answer, r.finish_reason,
-           r.completion_length AS n_tokens
-    FROM rollouts r JOIN rewards w USING (rollout_id)
-    WHERE r.stage = ? AND r.problem_id = ? AND r.purpose = 'evaluate' AND r.temperature > 0 ORDER BY r.sample_index
-"""
 
 
 @dataclass(frozen=True)
@@ -102,8 +64,28 @@ class RunFacts:
 
     @cached_property
     def steps(self) -> list[dict[str, Any]]:
-        """One row a training step, with ``number`` counted over all rounds from 1."""
-        return [{"number": n, **row} for n, row in enumerate(self.query(STEPS), 1)]
+        """One row a training step, with ``number`` counted over all rounds from 1, and a mean a reward component."""
+        components = "".join(f', avg(w."{name}") AS "{name}"' for name in self.components)
+        return [{"number": n, **row} for n, row in enumerate(self.query(STEPS.format(components=components)), 1)]
+
+    @cached_property
+    def components(self) -> list[str]:
+        """Columns of the reward components, such as reward_format."""
+        names = [row["column_name"] for row in self.query("DESCRIBE rewards")]
+        return [name for name in names if name.startswith(COMPONENT_PREFIX)]
+
+    @cached_property
+    def supervised(self) -> dict[str, list[dict[str, Any]]]:
+        """Loss by optimizer step of the supervised stages (the warm start, the regeneration)."""
+        found: dict[str, list[dict[str, Any]]] = {}
+        for row in self.query(SUPERVISED):
+            found.setdefault(row["stage"], []).append(row)
+        return found
+
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        """Warnings and errors of the run by kind, with how often and the last one's message."""
+        return self.query(EVENTS)
 
     @cached_property
     def evaluations(self) -> list[Evaluation]:

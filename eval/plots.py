@@ -41,6 +41,7 @@ CURVES = (
     ("truncated_share", "truncated", "share of completions"),
     ("grad_norm", "gradient norm", "before clipping"),
     ("gap_mean", "sampler–learner gap", "mean |Δ logprob|, nats"),
+    ("zero_variance_share", "groups of equal rewards", "share of groups"),
 )
 """(column of ``RunFacts.steps``, title, unit) of the learning curves."""
 
@@ -110,7 +111,7 @@ def draw_k_curves(axes: Any, metric: str, series: Sequence[tuple[str, Evaluation
 def draw_learning(axes: Any, column: str, title: str, unit: str, runs: Sequence[RunFacts]) -> None:
     """One column of the training steps, one line a run; thin lines stand at the heads of rounds of a single run."""
     for number, run in enumerate(runs):
-        points = [(row["number"], row[column]) for row in run.steps if row[column] is not None]
+        points = [(row["number"], row[column]) for row in run.steps if row.get(column) is not None]
         mark = "o" if len(points) <= 12 else None
         axes.plot(
             [x for x, _ in points], [y for _, y in points], color=COLOURS[number % len(COLOURS)], label=run.run_id,
@@ -120,7 +121,7 @@ def draw_learning(axes: Any, column: str, title: str, unit: str, runs: Sequence[
         for row in runs[0].steps:
             if row["step"] == 1 and row["number"] > 1:
                 axes.axvline(row["number"] - 0.5, color=SOFT, lw=0.7, ls=(0, (3, 3)))
-    if column in ("correct", "truncated_share"):
+    if column in ("correct", "truncated_share", "zero_variance_share"):
         percent_axis(axes.yaxis)
     if column in ("truncated_share", "grad_norm", "gap_mean"):
         axes.set_ylim(bottom=0)
@@ -128,6 +129,18 @@ def draw_learning(axes: Any, column: str, title: str, unit: str, runs: Sequence[
     axes.set_title(title)
     axes.set_ylabel(unit)
     axes.set_xlabel("step")
+
+
+def draw_losses(axes: Any, stage: str, runs: Sequence[RunFacts]) -> None:
+    """Loss of a supervised stage by optimizer step, one line a run."""
+    for number, run in enumerate(runs):
+        rows = run.supervised.get(stage, [])
+        axes.plot([r["number"] for r in rows], [r["loss"] for r in rows], color=COLOURS[number % len(COLOURS)], lw=1.0)
+    axes.set_ylim(bottom=0)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
+    axes.set_title(f"{stage}: loss")
+    axes.set_ylabel("nats a token")
+    axes.set_xlabel("optimizer step")
 
 
 def draw_checkpoints(axes: Any, evaluations: Sequence[Evaluation], metrics: Sequence[tuple[str, int | None]]) -> None:

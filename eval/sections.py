@@ -141,14 +141,21 @@ def last_shared(runs: Sequence[RunFacts], benchmark: str) -> str | None:
 
 
 def learning_pictures(runs: Sequence[RunFacts]) -> list[str]:
-    """The learning curves that any of the runs has."""
-    return [
+    """The learning curves that any of the runs has: figures of the steps, reward components, losses of SFT stages."""
+    components = dict.fromkeys(name for run in runs for name in run.components)
+    curves = [*plots.CURVES, *((c, c.replace("_", ": ", 1).replace("_", " "), "mean, unweighted") for c in components)]
+    drawn = [
         plots.svg(
             f"learning-{column}", title, plots.draw_learning, column, title, unit, runs, width=3.1, height=2.05
         )
-        for column, title, unit in plots.CURVES
-        if any(row[column] is not None for run in runs for row in run.steps)
+        for column, title, unit in curves
+        if any(row.get(column) is not None for run in runs for row in run.steps)
     ]  # fmt: skip
+    stages = dict.fromkeys(stage for run in runs for stage in run.supervised)
+    return drawn + [
+        plots.svg(f"loss-{stage}", f"loss of {stage}", plots.draw_losses, stage, runs, width=3.1, height=2.05)
+        for stage in stages
+    ]
 
 
 def moved_problems(run: RunFacts) -> list[dict[str, Any]]:

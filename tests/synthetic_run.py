@@ -62,6 +62,13 @@ def synthetic_run(
     _done(paths, "reward_model", {"heldout/auc": 0.71, "heldout/rollouts": 40})
     rng = random.Random(derived(seed, run_id))
     _evaluate(paths, recipe, chosen, "warm-start", samples, CHANCE["warm-start"], rng)
+    losses = [update_row(run_id, "sft", None, n, {"loss": 1 / n, "epoch": 0, "minibatch": n - 1}) for n in range(1, 6)]
+    store.append(paths, "updates", "sft", losses)
+    warning = {
+        "run_id": run_id, "stage": "round-01/step-0001/reward", "round": 1, "step": 1, "kind": "equal_rewards",
+        "severity": "warning", "message": "all rewards <equal>", "value": 0.0, "limit": 0.0, "at": "2026-01-01T00:00:00+00:00",
+    }  # fmt: skip
+    store.append(paths, "events", "round-01/step-0001/reward", [warning])
     for round_ in (1, 2):
         for step in (1, 2, 3):
             _step(paths, chosen[:4], round_, step, rng)
