@@ -63,8 +63,16 @@ class Lineage:
         return used, left
 
     def components(self) -> list[str]:
-        """Every reward component that occurs."""
-        return sorted({name for run in self.runs for name in components_of(run)})
+        """Every reward component that occurs. Raises ValueError when two differ by case alone: SQL has one column."""
+        names = sorted({name for run in self.runs for name in components_of(run)})
+        folded: dict[str, str] = {}
+        for name in names:
+            other = folded.setdefault(name.lower(), name)
+            if other != name:
+                raise ValueError(
+                    f"reward components {other!r} and {name!r} of different runs are one name to SQL: ask one run"
+                )
+        return names
 
     def shares(self) -> list[tuple[RunPaths, set[str] | None]]:
         """Each run with the stages that the view takes from it; None is all of them."""

@@ -78,7 +78,10 @@ class RunPaths:
     @cached_property
     def header(self) -> dict[str, Any]:
         """``recipe.json``: recipe, digest, versions, and for a child run its parent and resume_from."""
-        return json.loads(self.recipe_file.read_text(encoding="utf-8"))
+        try:
+            return json.loads(self.recipe_file.read_text(encoding="utf-8"))
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{self.recipe_file}: is damaged ({error}); put it back, or move the run away") from None
 
     @property
     def parent(self) -> RunPaths | None:

@@ -148,8 +148,17 @@ def components_of(run: RunPaths) -> list[str]:
 
 
 def mark_component(run: RunPaths, name: str) -> None:
-    """Make a reward component known to readers; done before the rows that have it appear."""
+    """Make a reward component known to readers; done before the rows that have it appear.
+
+    Raises ValueError for a name that differs from a known one by case alone: SQL would take both for one column.
+    """
     marker = run.table("rewards") / MARKERS / name
-    if not marker.is_file():
-        marker.parent.mkdir(parents=True, exist_ok=True)
-        marker.touch()
+    if marker.is_file():
+        return
+    for known in components_of(run):
+        if known.lower() == name.lower():
+            raise ValueError(
+                f"reward component {name!r}: this run already has {known!r}, the same name to SQL; rename it"
+            )
+    marker.parent.mkdir(parents=True, exist_ok=True)
+    marker.touch()
