@@ -5,8 +5,9 @@ Both compare normalised words (``data.words``), against the benchmark's problems
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -39,6 +40,9 @@ class Hit:
     reference: Reference
     share: float
     passage: str
+
+
+_DRAWING = re.compile(r"\[asy\].*?\[/asy\]", re.DOTALL)
 
 
 class _Lookup:
@@ -85,8 +89,8 @@ class Decontaminator:
     def __init__(self, references: Sequence[Reference], config: DecontaminateConfig) -> None:
         """Index the references; those of fewer than three words are never found. ValueError when no other is there."""
         self.config = config
-        self.references = list(references)
-        words = split_words([reference.text for reference in references])
+        self.references = [self._without_drawing(reference) for reference in references]
+        words = split_words([reference.text for reference in self.references])
         self._lengths = np.bincount(words.documents, minlength=len(references))
         if not references or self._lengths.max() < SHORTEST:
             raise ValueError("decontamination has no benchmark text of three words or more: name data.benchmarks sets")
@@ -105,6 +109,14 @@ class Decontaminator:
     def _exact_below(self) -> int:
         """Texts with fewer words than this are looked for whole."""
         return self.config.words if self.config.rule == "paper" else max(self.config.words, self.config.exact_below)
+
+    def _without_drawing(self, reference: Reference) -> Reference:
+        """Containment reads a problem without its Asymptote code, whose lines are alike in hundreds of problems."""
+        if self.config.rule == "paper" or "[asy]" not in reference.text:
+            return reference
+        text = _DRAWING.sub(" ", reference.text)
+        # Of "What is $x$? [asy]…" nothing would be left to tell it from others.
+        return replace(reference, text=text) if len(words_of(text)) >= self._exact_below else reference
 
     def scan(self, texts: Iterable[str]) -> Iterator[Hit | None]:
         """For each text, in order, what it repeats (the best match), or None. Reads a few texts ahead, never all."""

@@ -16,9 +16,9 @@ from pipeline.types import Problem
 
 NAMES = ("Ann", "Bob", "Cleo", "Dan", "Eve", "Finn")
 THINGS = ("pens", "cards", "coins", "books", "shells", "beads")
-LEVELS = {1: (10, 49), 2: (10, 99), 3: (50, 199), 4: (100, 499), 5: (100, 999)}
+LEVELS = {1: (10, 49), 2: (10, 69), 3: (10, 99), 4: (20, 149), 5: (50, 199)}
 """Level to the smallest and the largest number in a problem's text."""
-LARGEST_RESULT = 1999
+LARGEST_RESULT = 999
 ATTEMPTS = 10_000
 """Draws for one problem before the operand space counts as exhausted."""
 

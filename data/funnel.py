@@ -56,7 +56,6 @@ def select_problems(config: DataConfig, seed: int, tokenizer: Any, accept_gold: 
 
 def load_all(config: DataConfig, seed: int) -> list[Problem]:
     """Benchmarks (split "heldout") first, then the sources, with their splits."""
-    _refuse_shared_labels(config)
     benchmarks: list[Problem] = []
     for benchmark in config.benchmarks:
         benchmarks += [replace(p, split="heldout") for p in load_source(benchmark, config, seed)]
@@ -65,6 +64,7 @@ def load_all(config: DataConfig, seed: int) -> list[Problem]:
         loaded = load_source(source, config, seed)
         _refuse_benchmark_as_source(source, loaded, benchmarks)
         problems += loaded
+    _refuse_clashing_ids([*benchmarks, *problems])
     if config.benchmarks:
         return [*benchmarks, *(problem for problem in problems if problem.split == "train")]
     return hold_out(problems, config.heldout_share, seed)
@@ -73,7 +73,7 @@ def load_all(config: DataConfig, seed: int) -> list[Problem]:
 def rules(config: DataConfig, seed: int, tokenizer: Any, accept_gold: AcceptGold) -> list[Rule]:
     """(name, rule) in the order of work: cheap rules first, the verifier late, caps on what is left."""
     return [
-        ("empty", drop_empty),
+        ("empty", lambda problems: _refuse_many(drop_empty(problems), config)),
         ("decontaminate", lambda problems: drop_contaminated(problems, config.decontaminate)),
         ("duplicate", drop_exact_duplicates),
         ("near_duplicate", lambda problems: drop_near_duplicates(problems, config.near_duplicates)),
@@ -102,16 +102,23 @@ def _check_golds(problems: list[Problem], accept_gold: AcceptGold, config: DataC
     reasons = accept_gold(problems)
     kept = [p for p, reason in zip(problems, reasons, strict=True) if reason is None]
     aside = [SetAside(p, "gold", reason) for p, reason in zip(problems, reasons, strict=True) if reason is not None]
-    came_in, left = Counter(p.source for p in problems), Counter(item.problem.source for item in aside)
+    return _refuse_many(Sifted(kept, aside), config)
+
+
+def _refuse_many(sifted: Sifted, config: DataConfig) -> Sifted:
+    """What came in; ValueError when more of a source than ``max_gold_rejects`` has an unusable text or gold."""
+    left, stayed = (Counter(p.source for p in side) for side in ([a.problem for a in sifted.set_aside], sifted.kept))
     for source, count in left.items():
-        if count > config.max_gold_rejects * came_in[source]:
-            example = next(item for item in aside if item.problem.source == source)
+        total = count + stayed[source]
+        if count > config.max_gold_rejects * total:
+            example = next(item for item in sifted.set_aside if item.problem.source == source)
+            shown = f"{example.problem.problem[:60]!r} with gold {example.problem.answer[:60]!r}"
             raise ValueError(
-                f"source {source!r}: the verifier cannot accept {count} of {came_in[source]} gold answers, more than "
-                f"data.max_gold_rejects = {config.max_gold_rejects}; for example {example.problem.answer[:80]!r}: "
-                f"{example.reason}. Check its columns mapping, or raise data.max_gold_rejects"
+                f"source {source!r}: {count} of {total} problems cannot be used, more than data.max_gold_rejects = "
+                f"{config.max_gold_rejects}; for example {shown}: {example.reason}. Check the columns that the recipe maps, "
+                f"or raise data.max_gold_rejects"
             )
-    return Sifted(kept, aside)
+    return sifted
 
 
 def _count(rule: str, kept: Sequence[Problem], aside: Sequence[SetAside]) -> dict[str, Any]:
@@ -139,14 +146,18 @@ def _refuse_empty(problems: Sequence[Problem], funnel: Sequence[dict[str, Any]],
             )
 
 
-def _refuse_shared_labels(config: DataConfig) -> None:
-    """Two sets of one name could not be told apart in the tables."""
-    labels = Counter(source.label for source in (*config.sources, *config.benchmarks))
-    shared = [name for name, count in labels.items() if count > 1]
-    if shared and {s.label for s in config.sources} & {s.label for s in config.benchmarks} & set(shared):
-        return
-    if shared:
-        raise ValueError(f"two sets are named {shared[0]!r}: give each file or configuration a name of its own")
+def _refuse_clashing_ids(problems: Sequence[Problem]) -> None:
+    """Ids that the recipe maps name one problem each, over all sets."""
+    seen: dict[str, Problem] = {}
+    for problem in problems:
+        if "id" not in problem.meta:
+            continue
+        other = seen.setdefault(problem.meta["id"], problem)
+        if other.problem_id != problem.problem_id:
+            raise ValueError(
+                f"id {problem.meta['id']!r} names two problems, at {other.source} {other.meta.get('row')} and at "
+                f"{problem.source} {problem.meta.get('row')}: make the ids unique over the sets, or map no id column"
+            )
 
 
 def _refuse_benchmark_as_source(source: SourceConfig, loaded: Sequence[Problem], benchmarks: Sequence[Problem]) -> None:

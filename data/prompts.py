@@ -141,14 +141,16 @@ def _prompter(tokenizer: Any, config: DataConfig) -> Callable[[str], tuple[str, 
     def chat_prompt(text: str) -> tuple[str, list[int]]:
         messages = [*system, {"role": "user", "content": text}]
         prompt = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **options)
-        return prompt, _single_bos(tokenizer.encode(prompt, add_special_tokens=False), tokenizer.bos_token_id)
+        return prompt, _single_bos(
+            tokenizer.encode(prompt, add_special_tokens=False, verbose=False), tokenizer.bos_token_id
+        )
 
     return chat_prompt
 
 
 def _raw_prompt(text: str, tokenizer: Any) -> tuple[str, list[int]]:
     """The text itself, after one BOS where the tokenizer starts its sequences with one; never an EOS."""
-    ids = tokenizer.encode(text, add_special_tokens=False)
+    ids = tokenizer.encode(text, add_special_tokens=False, verbose=False)
     bos = tokenizer.bos_token_id
     starts = bos is not None and tokenizer.encode("1")[:1] == [bos]
     if not starts:

@@ -91,6 +91,8 @@ def _json_rows(file: Path) -> Iterator[tuple[int, Row]]:
         raise ValueError(
             f"{file}:{error.lineno}: not valid JSON ({error.msg}); a file with one object a line must end in .jsonl"
         ) from None
+    except RecursionError:
+        raise ValueError(f"{file}: JSON nested too deeply to read") from None
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise ValueError(f"{file}: expected a JSON array of objects, got {type(rows).__name__}")
     yield from enumerate(rows, start=1)

@@ -50,16 +50,27 @@ def drop_empty(problems: Iterable[Problem]) -> Sifted:
 
 
 def drop_exact_duplicates(problems: Iterable[Problem]) -> Sifted:
-    """Rule "duplicate": of problems with one normalised text (one id), within and across sources, the first stays."""
+    """Rule "duplicate": of problems with one normalised text (one id), within and across sources, the first stays.
+
+    A held-out problem that stands in two benchmarks counts in both: ``meta["also_in"]`` of the one that stays names the
+    other.
+    """
     first: dict[str, Problem] = {}
+    also_in: dict[str, list[str]] = {}
     aside = []
     for problem in problems:
         earlier = first.setdefault(problem.problem_id, problem)
-        if earlier is not problem:
-            reason = f"same text as {earlier.source} {earlier.meta.get('row', '')}".rstrip()
-            if earlier.answer != problem.answer:
-                reason += f", whose gold is {earlier.answer!r} instead of {problem.answer!r}"
-            aside.append(SetAside(problem, "duplicate", reason, {"duplicate_of": earlier.problem_id}))
+        if earlier is problem:
+            continue
+        reason = f"same text as {earlier.source} {earlier.meta.get('row', '')}".rstrip()
+        if earlier.answer != problem.answer:
+            reason += f", whose gold is {earlier.answer!r} instead of {problem.answer!r}"
+        elif problem.split == earlier.split == "heldout" and problem.source != earlier.source:
+            also_in.setdefault(problem.problem_id, []).append(problem.source)
+            reason += "; it counts in both benchmarks"
+        aside.append(SetAside(problem, "duplicate", reason, {"duplicate_of": earlier.problem_id}))
+    for id_, sources in also_in.items():
+        first[id_] = replace(first[id_], meta={**first[id_].meta, "also_in": sorted(set(sources))})
     return Sifted(list(first.values()), aside)
 
 
@@ -74,11 +85,11 @@ def drop_contaminated(problems: Sequence[Problem], config: DecontaminateConfig) 
     ]
     if config.rule == "off" or not references:
         return Sifted(list(problems), [])
-    train = [p for p in problems if p.split == "train"]
-    finder = Decontaminator(references, config)
-    hits = finder.scan(f"{p.problem}\n\n{p.solution or ''}" for p in train)
-    kept, aside = [p for p in problems if p.split != "train"], []
-    for problem, hit in zip(train, hits, strict=True):
+    train = (p for p in problems if p.split == "train")
+    hits = Decontaminator(references, config).scan(f"{p.problem}\n\n{p.solution or ''}" for p in train)
+    kept, aside = [], []
+    for problem in problems:
+        hit = next(hits) if problem.split == "train" else None
         if hit is None:
             kept.append(problem)
         else:

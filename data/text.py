@@ -8,17 +8,38 @@ import unicodedata
 from pipeline.seeds import content_id
 
 _SPACE = re.compile(r"\s+")
-_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+_UNUSABLE = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
+"""Control characters, and halves of surrogate pairs, which no file can hold."""
+MARKS_IN_A_ROW = 30
+"""Most combining marks that a character may carry (Unicode's stream-safe format, UAX 15 §13): sorting them is quadratic."""
 
 
 def clean_text(text: str) -> str:
     """The text without control characters (NUL bytes break terminals and C strings) and without outer blanks."""
-    return _CONTROL.sub("", text).strip()
+    return _UNUSABLE.sub("", text).strip()
+
+
+def nfkc(text: str) -> str:
+    """The text in normal form KC, in linear time whatever it holds: marks beyond 30 in a row are dropped."""
+    if text.isascii():
+        return text
+    if len(text) > 1000 and any(map(unicodedata.combining, text)):
+        text = _stream_safe(text)
+    return unicodedata.normalize("NFKC", text)
+
+
+def _stream_safe(text: str) -> str:
+    kept, row = [], 0
+    for character in text:
+        row = row + 1 if unicodedata.combining(character) else 0
+        if row <= MARKS_IN_A_ROW:
+            kept.append(character)
+    return "".join(kept)
 
 
 def normalise_problem(text: str) -> str:
     """NFKC, blanks collapsed. Case, signs and punctuation stay: they can change what a problem asks."""
-    return _SPACE.sub(" ", unicodedata.normalize("NFKC", text)).strip()
+    return _SPACE.sub(" ", nfkc(text)).strip()
 
 
 def problem_id(text: str) -> str:

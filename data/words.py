@@ -14,6 +14,8 @@ from functools import cache
 
 import numpy as np
 
+from data.text import nfkc
+
 BATCH = 1 << 16
 """Characters hashed together: the arrays of a batch fit a core's cache, so memory does not grow with the text."""
 _BASE, _GRAM_BASE = 0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93
@@ -62,7 +64,7 @@ def batches(texts: Sequence[str]) -> list[range]:
 
 def split_words(texts: Sequence[str]) -> Words:
     """The words of the texts. Time and memory are linear in their characters, whatever they hold."""
-    normal = [text if text.isascii() else unicodedata.normalize("NFKC", text) for text in texts]
+    normal = [nfkc(text) for text in texts]
     joined = " ".join(normal)
     codes = np.frombuffer(joined.encode("utf-32-le", "surrogatepass"), np.uint32)
     kinds, weights = _tables()

@@ -25,6 +25,8 @@ class SourceConfig(Section):
     """Hub revision (a commit, a tag or a branch)."""
     streaming: bool = False
     """Read a Hub set row by row instead of downloading it first; for sets larger than the disk."""
+    alias: str | None = None
+    """Name that this source's problems carry; None takes the set's name, or the stem of a local file."""
     columns: dict[str, str] = Field(default_factory=dict)
     """Column mapping, ours to theirs: problem, answer, solution, level, subject, id."""
     tasks: tuple[str, ...] = ()
@@ -38,7 +40,9 @@ class SourceConfig(Section):
 
     @property
     def label(self) -> str:
-        """The name that problems of this source carry: the set's name, or the stem of a local file."""
+        """The name that problems of this source carry."""
+        if self.alias:
+            return self.alias
         if self.name == "file" and self.path:
             return PurePath(self.path).stem
         return f"{self.name}/{self.config}" if self.config else self.name
@@ -73,7 +77,9 @@ class CurriculumConfig(Section):
     @model_validator(mode="after")
     def _check(self) -> CurriculumConfig:
         if not 0.0 <= self.window[0] <= self.window[1] <= 1.0:
-            raise ValueError(f"data.curriculum.window is {list(self.window)}: expected two pass rates, 0 <= low <= high <= 1")
+            raise ValueError(
+                f"data.curriculum.window is {list(self.window)}: expected two pass rates, 0 <= low <= high <= 1"
+            )
         return self
 
 
@@ -145,6 +151,13 @@ class DataConfig(Section):
 
     @model_validator(mode="after")
     def _check(self) -> DataConfig:
+        for group, sets in (("data.sources", self.sources), ("data.benchmarks", self.benchmarks)):
+            labels = [source.label for source in sets]
+            if twice := [label for label in labels if labels.count(label) > 1]:
+                raise ValueError(
+                    f"{group} has two sets named {twice[0]!r}, which the tables could not tell apart: give one of them "
+                    f"alias = a name of its own"
+                )
         wanted = {"boxed": "boxed", "r1_think": "tags"}.get(self.template)
         if wanted and self.answer_format != wanted:
             raise ValueError(
@@ -152,5 +165,7 @@ class DataConfig(Section):
                 f"{self.answer_format!r}: set data.answer_format={wanted!r}, or another template"
             )
         if self.chat == "none" and (self.system_prompt is not None or self.thinking is not None):
-            raise ValueError("data.system_prompt and data.thinking need the chat template: data.chat must not be 'none'")
+            raise ValueError(
+                "data.system_prompt and data.thinking need the chat template: data.chat must not be 'none'"
+            )
         return self
