@@ -17,6 +17,7 @@ from pipeline.types import TrainSequence
 
 Forward = Callable[[TokenBatch, float], tuple[Tensor, Tensor]]
 """(logprobs [N], entropy [N]) of a micro-batch at a temperature."""
+ARRAYS = ("advantages", "sampling_logprobs", "old_logprobs", "ref_logprobs")
 PER_TOKEN = ("kl", "entropy", "ratio_mean", "clip_low", "clip_high")
 
 
@@ -36,6 +37,9 @@ class StepSums:
             self.sums[name] = self.sums[name] + value if name in self.sums else value
         for name, value in maxima.items():
             self.maxima[name] = torch.maximum(self.maxima[name], value) if name in self.maxima else value
+
+    def join(self, other: StepSums) -> None:
+        self.add(torch.as_tensor(other.loss), other.sums, other.maxima, other.input_tokens)
 
     def plain(self) -> PlainSums:
         """The same as numbers."""
@@ -139,13 +143,10 @@ def loss_inputs(
         values = [getattr(s, name) for s in chosen]
         if any(value is None for value in values):
             return None
-        _check_lengths(name, chosen, values)
         return torch.as_tensor(np.concatenate(values), device=device).to(logprobs.dtype)
 
     advantages = flat("advantages")
-    if advantages is None:
-        if objective.algorithm != "sft":
-            raise ValueError(f"objective {objective.algorithm!r} needs advantages but the sequences carry none")
+    if advantages is None:  # SFT
         advantages = torch.ones_like(logprobs)
     dpo = objective.algorithm == "dpo"
     return LossInputs(
@@ -162,13 +163,26 @@ def loss_inputs(
     )
 
 
-def _check_lengths(name: str, chosen: Sequence[TrainSequence], values: Sequence[np.ndarray]) -> None:
-    for sequence, value in zip(chosen, values, strict=True):
-        if len(value) != len(sequence.completion_token_ids):
-            raise ValueError(
-                f"sequence {sequence.sequence_id!r}: {len(value)} {name} for {len(sequence.completion_token_ids)} "
-                f"completion tokens: expected one a token"
-            )
+def check_arrays(sequences: Sequence[TrainSequence], objective: ObjectiveConfig) -> None:
+    """ValueError for a sequence that lacks an array the objective needs, or has one of another length than its tokens."""
+    needed = set() if objective.algorithm == "sft" else {"advantages"}
+    if objective.algorithm == "dpo" or (objective.algorithm == "grpo" and objective.kl_coefficient > 0):
+        needed.add("ref_logprobs")
+    if objective.algorithm == "grpo" and objective.mismatch != "none":
+        needed.add("sampling_logprobs")
+    for sequence in sequences:
+        for name in ARRAYS:
+            value = getattr(sequence, name)
+            if value is None and name in needed:
+                raise ValueError(
+                    f"sequence {sequence.sequence_id!r} has no {name}, which the objective "
+                    f"(algorithm {objective.algorithm!r}) needs: fill TrainSequence.{name} in first"
+                )
+            if value is not None and len(value) != len(sequence.completion_token_ids):
+                raise ValueError(
+                    f"sequence {sequence.sequence_id!r}: {len(value)} {name} for "
+                    f"{len(sequence.completion_token_ids)} completion tokens: expected one a token"
+                )
 
 
 def step_metrics(

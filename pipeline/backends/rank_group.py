@@ -42,6 +42,7 @@ class RankGroup:
                 start_new_session=True,
             )  # fmt: skip
         self._connections: list[Connection] = []
+        self._processes: list[int] = []
         try:
             self._connections = self._accept()
         except BaseException:
@@ -58,16 +59,17 @@ class RankGroup:
                 connection.send((name, given))
             while len(answers) < self.count:
                 waiting = [c for rank, c in enumerate(self._connections) if rank not in answers]
-                for connection in wait(waiting):
-                    assert isinstance(connection, Connection)
-                    kind, value = connection.recv()
-                    rank = self._connections.index(connection)
+                for ready in wait(waiting):
+                    assert isinstance(ready, Connection)
+                    kind, value = ready.recv()
+                    rank = self._connections.index(ready)
                     if kind == "error":
                         raise RuntimeError(f"rank {rank} of {self.count} failed in {name}: {value}")
                     answers[rank] = value
         except (EOFError, OSError) as error:
+            output = self._last_output()  # before the launcher adds its own account of being ended
             self._kill()
-            raise RuntimeError(f"a rank of {self.count} died in {name} ({error!r}); {self._last_output()}") from None
+            raise RuntimeError(f"a rank of {self.count} died in {name} ({error!r}); {output}") from None
         except BaseException:
             self._kill()  # the others wait for the failed one in a collective call
             raise
@@ -90,23 +92,25 @@ class RankGroup:
         by_rank: dict[int, Connection] = {}
         while len(by_rank) < self.count:
             try:
-                connection = self._listener.accept()
+                connection: Any = self._listener.accept()
             except TimeoutError:
                 if self._process.poll() is not None or time.monotonic() > deadline:
                     raise RuntimeError(f"{self.count} ranks did not start; {self._last_output()}") from None
                 continue
-            by_rank[connection.recv()] = connection
+            rank, process = connection.recv()
+            by_rank[rank] = connection
+            self._processes.append(process)
         return [by_rank[rank] for rank in range(self.count)]
 
     def _kill(self) -> None:
         for connection in self._connections:
             connection.close()
         self._connections = []
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGTERM)
-        try:
-            self._process.wait(10)
-        except subprocess.TimeoutExpired:
+        if self._process.poll() is None:
+            # A rank keeps nothing that is not written when a call returns; the launcher would wait half a minute for it.
+            for process in self._processes:
+                with suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGKILL)
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
@@ -120,7 +124,7 @@ class RankGroup:
 def serve(rank: int, worker: Any) -> None:
     """A rank's side: answer calls by the worker's methods until told to close or the parent is gone."""
     connection = Client(os.environ[ADDRESS], family="AF_UNIX", authkey=bytes.fromhex(os.environ[KEY]))
-    connection.send(rank)
+    connection.send((rank, os.getpid()))
     while True:
         try:
             name, arguments = connection.recv()

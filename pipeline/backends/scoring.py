@@ -18,11 +18,21 @@ def score(
     """float32 [T] a sequence, in the order given; an empty completion has an empty array."""
     out = [np.zeros(len(s.completion_token_ids), dtype=np.float32) for s in sequences]
     members = [i for i, s in enumerate(sequences) if len(s.completion_token_ids)]
-    for batch_members in micro_batches(sequences, members, budget, layout=layout):
-        batch = pack(sequences, batch_members, layout=layout)
+    batches = micro_batches(sequences, members, budget, layout=layout)
+    scored = score_batches(forward, [[sequences[i] for i in batch] for batch in batches], temperature, layout=layout)
+    for i, logprobs in zip((i for batch in batches for i in batch), scored, strict=True):
+        out[i] = logprobs
+    return out
+
+
+def score_batches(
+    forward: Forward, batches: Sequence[Sequence[TrainSequence]], temperature: float, *, layout: Layout
+) -> list[np.ndarray]:
+    """float32 [T] for each sequence of each micro-batch, in that order."""
+    out: list[np.ndarray] = []
+    for sequences in batches:
+        batch = pack(sequences, range(len(sequences)), layout=layout)
         with torch.no_grad():
             logprobs = forward(batch, temperature)[0].float().cpu().numpy()
-        ends = np.cumsum(batch.lengths)
-        for i, end, length in zip(batch.members, ends, batch.lengths, strict=True):
-            out[i] = logprobs[end - length : end]
+        out += np.split(logprobs, np.cumsum(batch.lengths)[:-1])
     return out

@@ -14,7 +14,14 @@ from torch import nn
 from pipeline.backends.forward import PolicyForward, choose_layout
 from pipeline.backends.learner_state import read_state, write_state
 from pipeline.backends.masters import Masters
-from pipeline.backends.objective_step import accumulate, active_members, plan_batches, step_count, step_metrics
+from pipeline.backends.objective_step import (
+    accumulate,
+    active_members,
+    check_arrays,
+    plan_batches,
+    step_count,
+    step_metrics,
+)
 from pipeline.backends.policy_model import copy_weights, open_policy, whole_weights
 from pipeline.backends.scoring import score
 from pipeline.config import ObjectiveConfig, Recipe
@@ -61,6 +68,7 @@ class TorchLearner:
         Its result does not depend on the micro-batch size or the order of the sequences (beyond float rounding).
         """
         started = time.perf_counter()
+        check_arrays(sequences, objective)
         count = step_count(sequences, objective)
         members = active_members(sequences, objective)
         budget = self._recipe.learner.micro_batch_tokens

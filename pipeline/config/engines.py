@@ -19,7 +19,12 @@ class VLLMConfig(Section):
     """GPUs over which one engine's weights are split."""
     urls: tuple[str, ...] = ()
     """Engines that run elsewhere (``vllm serve``), used instead of starting ``engines`` here; one that dies leaves its
-    requests to the others."""
+    requests to the others. How to start them stands in ``pipeline/backends/vllm_remote.py``."""
+    shared_folder: str | None = None
+    """Folder that the engines at ``urls`` see under the same name: policies are handed over in it. None is for engines
+    on this machine: memory-backed storage."""
+    request_timeout: float = Field(default=1800.0, gt=0.0)
+    """Seconds that an engine at ``urls`` may take for one completion or one load of weights before it counts as gone."""
     memory_share: float = Field(default=0.9, gt=0.0, le=1.0)
     """Share of a GPU's memory that an engine takes; lower it where the learner lives on the same GPU."""
     cpu_cache_gib: int = Field(default=1, ge=1)
@@ -87,7 +92,7 @@ class LearnerConfig(Section):
     """Recompute activations in the backward pass: less memory, about a third more work."""
     lora_rank: int = Field(default=0, ge=0)
     """Train low-rank additions of this rank to the linear layers and leave the weights alone; 0 trains the weights."""
-    lora_alpha: float = Field(default=32.0, gt=0.0)
+    lora_alpha: int = Field(default=32, ge=1)
     """LoRA: the additions are scaled by this over the rank."""
 
 
