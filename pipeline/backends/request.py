@@ -13,11 +13,12 @@ def check_request(
     seeds: Sequence[Sequence[int]],
     *,
     context: int | None,
-    vocabulary: int,
+    vocabulary: int | None,
 ) -> None:
     """ValueError, in one line, for a request that no engine can answer.
 
-    ``context`` is the longest prompt plus completion, ``vocabulary`` the number of token ids.
+    ``context`` is the longest prompt plus completion, ``vocabulary`` the number of token ids; None
+    leaves that check to the engine.
     """
     if len(prompts) != len(seeds):
         raise ValueError(f"{len(prompts)} prompts but {len(seeds)} lists of seeds: one list a prompt is expected")
@@ -29,7 +30,7 @@ def check_request(
             f"token and a temperature of 0 (greedy) or more"
         )
     largest = max(max(prompt) for prompt in prompts)
-    if largest >= vocabulary or min(min(prompt) for prompt in prompts) < 0:
+    if vocabulary is not None and (largest >= vocabulary or min(min(prompt) for prompt in prompts) < 0):
         raise ValueError(
             f"a prompt's token id {largest} is out of vocabulary: the model knows ids 0 to {vocabulary - 1}; was the "
             f"prompt encoded with another model's tokenizer?"

@@ -10,16 +10,15 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-import time
-from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from multiprocessing.connection import wait
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.backends.request import check_request
 from pipeline.backends.vllm_child import ChildEngine
+from pipeline.backends.vllm_dispatch import Call, Engine
+from pipeline.backends.vllm_remote import RemoteEngine
 from pipeline.protocols import EngineDied, PolicyVersion, Progress, SamplingParams, no_progress
 from pipeline.types import Completion
 
@@ -30,21 +29,20 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-LOOK = 0.2
-"""Seconds between two calls of ``progress`` at most: how soon a cancellation is seen."""
-
 
 class VLLMSampler:
     """Engines start with the first policy, which tells them the architecture, and again after one died."""
 
     def __init__(self, recipe: Recipe, tokenizer_directory: Path, scratch: Path) -> None:
-        _check_installed()
+        if not recipe.sampler.vllm.urls:
+            _check_installed()
         self._recipe = recipe
         self._config = recipe.sampler.vllm
         self._tokenizer_directory = tokenizer_directory
         self._scratch = scratch
-        self._engines: list[ChildEngine] = []
-        self._context, self._vocabulary = 0, 0
+        self._engines: list[Engine] = []
+        self._context = 0
+        self._vocabulary: int | None = None
         self._ends: list[int] = []
         self._calls = 0
         self.version = PolicyVersion("none", "")
@@ -53,19 +51,9 @@ class VLLMSampler:
         """Hold these weights in every engine; prefix caches are reset in the same call."""
         from pipeline.models import eos_token_ids
 
-        if isinstance(source, Path):
-            checksum = self._load(source)
-            self._ends = sorted(eos_token_ids(source))
-        else:
-            module: Any = source
-            folder = self._scratch / "vllm-policy"
-            shutil.rmtree(folder, ignore_errors=True)
-            module.save_pretrained(folder)
-            try:
-                checksum = self._load(folder)
-            finally:
-                shutil.rmtree(folder)
-            self._ends = sorted(eos_token_ids(module))
+        with self._folder_of(source) as folder:
+            self._ends = sorted(eos_token_ids(folder))
+            checksum = self._load(folder)
         self.version = PolicyVersion(name, checksum)
         return self.version
 
@@ -81,7 +69,7 @@ class VLLMSampler:
             raise ValueError("the sampler holds no policy yet: call load_policy first")
         check_request(prompt_token_ids, params, seeds, context=self._context, vocabulary=self._vocabulary)
         self._calls += 1
-        call = _Call(self._engines, self._parameters(params), self._calls, 2 * self._config.max_sequences)
+        call = Call(self._engines, self._parameters(params), self._calls, 2 * self._config.max_sequences)
         try:
             return call.run(prompt_token_ids, seeds, progress)
         except EngineDied:
@@ -98,8 +86,27 @@ class VLLMSampler:
         self._engines = []
         self.version = PolicyVersion("none", "")
 
+    @contextmanager
+    def _folder_of(self, source: Path | nn.Module) -> Iterator[Path]:
+        """A folder with these weights that every engine can read; made ones are removed again."""
+        shared = self._config.shared_folder if self._config.urls else None
+        if isinstance(source, Path) and shared is None:
+            yield source
+            return
+        folder = Path(shared or self._scratch) / f"vllm-policy-{os.getpid()}"
+        shutil.rmtree(folder, ignore_errors=True)
+        try:
+            if isinstance(source, Path):
+                shutil.copytree(source, folder)
+            else:
+                module: Any = source
+                module.save_pretrained(folder)
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
     def _load(self, folder: Path) -> str:
-        if len(self._engines) < self._config.engines:
+        if len(self._engines) < (len(self._config.urls) or self._config.engines):
             self.close()  # one that died is replaced, with all others, which is rare enough
             self._start(folder)
         try:
@@ -120,6 +127,9 @@ class VLLMSampler:
         return checksums.pop()
 
     def _start(self, folder: Path) -> None:
+        if self._config.urls:
+            self._connect()
+            return
         options = engine_options(self._recipe, folder, self._tokenizer_directory)
         for number in range(self._config.engines):
             environment = engine_environment(self._recipe, number)
@@ -131,6 +141,22 @@ class VLLMSampler:
             self.close()
             raise
         self._context, self._vocabulary = limits[0]
+
+    def _connect(self) -> None:
+        """Take every server that answers; one that does not is tried again at the next policy."""
+        contexts = []
+        for url in self._config.urls:
+            engine = RemoteEngine(url, self._config.max_sequences, self._config.request_timeout)
+            try:
+                context, self._vocabulary = engine.wait_ready(self._config.start_timeout)
+            except EngineDied as error:
+                logger.warning("%s", error)
+                if url == self._config.urls[-1] and not self._engines:
+                    raise
+                continue
+            contexts.append(context)
+            self._engines.append(engine)
+        self._context = min(contexts)
 
     def _parameters(self, params: SamplingParams) -> dict[str, Any]:
         """vLLM's sampling parameters that all requests of a call share."""
@@ -181,95 +207,6 @@ def engine_environment(recipe: Recipe, number: int) -> dict[str, str]:
         named = visible.split(",") if visible else [str(index) for index in range(first + config.tensor_parallel)]
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(named[index] for index in mine if index < len(named))
     return environment
-
-
-Request = tuple[str, list[int], int]
-"""Key, prompt and seed of one completion."""
-
-
-@dataclass
-class _Call:
-    """One call of ``sample``: groups are handed to the engine with the fewest requests, as long as it has room.
-
-    ``open`` holds what each engine was given and has not answered: an engine that dies leaves it to the others.
-    """
-
-    engines: list[ChildEngine]
-    parameters: dict[str, Any]
-    number: int
-    window: int
-    open: dict[str, dict[str, Request]] = field(default_factory=dict)
-
-    def run(
-        self, prompts: Sequence[Sequence[int]], seeds: Sequence[Sequence[int]], progress: Progress
-    ) -> list[list[Completion]]:
-        """Hand out, collect, report, until every completion is there."""
-        out: list[list[Completion | None]] = [[None] * len(group) for group in seeds]
-        total, done, tokens, started = sum(len(group) for group in seeds), 0, 0, time.monotonic()
-        # Keys differ from call to call: what an earlier, cancelled call left behind is never taken for this one's.
-        waiting = deque(
-            [(f"{self.number}-{p}-{g}", list(prompt), seed) for g, seed in enumerate(group)]
-            for p, (prompt, group) in enumerate(zip(prompts, seeds, strict=True))
-            if group
-        )
-        self.open = {engine.name: {} for engine in self.engines}
-        while done < total:
-            self._hand_out(waiting)
-            for engine in list(self.engines):
-                try:
-                    finished = self._collect(engine)
-                except EngineDied as death:
-                    self._leave(engine, waiting, death)
-                    continue
-                for key, ids, logprobs, reason, seconds in finished:
-                    del self.open[engine.name][key]
-                    _, p, g = key.split("-")
-                    out[int(p)][int(g)] = Completion(tuple(ids), tuple(logprobs), reason, seconds)
-                    done, tokens = done + 1, tokens + len(ids)
-            progress(done, total, f"{tokens / (time.monotonic() - started):.0f} tokens/s")
-            if done < total:
-                wait([engine.connection for engine in self.engines], LOOK)
-        return [[completion for completion in group if completion is not None] for group in out]
-
-    def _hand_out(self, waiting: deque[list[Request]]) -> None:
-        while waiting:
-            engine = min(self.engines, key=lambda e: len(self.open[e.name]))
-            if len(self.open[engine.name]) >= self.window:
-                return
-            requests = waiting.popleft()
-            self.open[engine.name].update({request[0]: request for request in requests})
-            try:
-                engine.send(("add", requests, self.parameters))
-            except EngineDied as death:
-                self._leave(engine, waiting, death)
-
-    def _collect(self, engine: ChildEngine) -> list[Any]:
-        """What the engine has finished by now."""
-        if not engine.connection.poll():
-            engine.check_alive()
-            return []
-        kind, content = engine.receive()
-        if kind == "refused":
-            raise ValueError(f"{engine.name} refused a request: {content}")
-        return content
-
-    def _leave(self, engine: ChildEngine, waiting: deque[list[Request]], death: EngineDied) -> None:
-        """Give a dead engine's requests to the others; raise its death when there are none."""
-        self.engines.remove(engine)
-        if not self.engines:
-            raise death
-        logger.warning("%s; its %d requests move on", death, len(self.open[engine.name]))
-        waiting.appendleft(list(self.open.pop(engine.name).values()))
-
-    def cancel(self) -> None:
-        """Drop what runs, and read until every engine has said so."""
-        for engine in self.engines:
-            try:
-                engine.send(("cancel",))
-                while engine.receive()[0] != "cancelled":
-                    pass
-            except EngineDied:
-                continue  # the next call tells
 
 
 def _check_installed() -> None:
