@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from flows.console import Display, Throttle
 from pipeline.config import Recipe
+from pipeline.protocols import EngineDied
 from pipeline.rundir import RunPaths, StageContext, read_result, write_result
 from pipeline.types import StageResult
 
@@ -93,7 +94,13 @@ class Workflow:
     def _run(self, key: str, body: Body) -> StageResult:
         started, clock = datetime.now(UTC), time.monotonic()
         logger.info("stage %s begins", key)
-        result = body(StageContext(self.recipe, self.paths, key, self.progress))
+        context = StageContext(self.recipe, self.paths, key, self.progress)
+        try:
+            result = body(context)
+        except EngineDied as death:
+            # What the stage has recorded is read, not sampled again; a second death is the run's.
+            logger.warning("stage %s: %s; once more with a fresh engine", key, death)
+            result = body(context)
         seconds = time.monotonic() - clock
         result = replace(
             result, seconds=seconds, started_at=started.isoformat(timespec="milliseconds"),
