@@ -10,6 +10,7 @@ Everything is read between two steps, so a cancellation takes one step. The proc
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from multiprocessing.connection import Connection
@@ -102,8 +103,10 @@ def main() -> None:
         loop = EngineLoop(connection, connection.recv())
         loop.run()
         loop.engine.engine_core.shutdown()
+        os._exit(0)  # the interpreter's own end can take long with vLLM's threads
     except EOFError:
         print("the sampler's process is gone", flush=True)
+        os.killpg(os.getpid(), signal.SIGKILL)  # this process leads a session: what vLLM started ends with it
 
 
 if __name__ == "__main__":
