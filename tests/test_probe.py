@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pipeline.backends.probe import check_gap, measure_gap
-from pipeline.config import Recipe, SamplerConfig
+from pipeline.config import Recipe, SamplerConfig, load_recipe
 from pipeline.protocols import PolicyVersion
 from pipeline.types import Completion
 
@@ -79,3 +79,9 @@ def test_the_probe_draws_from_the_full_distribution_at_the_recipes_temperature()
     ((sequences, temperature),) = learner.asked
     assert temperature == 0.7
     assert {tuple(s.prompt_token_ids) for s in sequences} == {(5, 6)}
+
+
+@pytest.mark.parametrize(("field", "value"), [("top_p", 0.9), ("top_k", 20), ("min_p", 0.1)])
+def test_a_recipe_that_trains_on_a_cut_distribution_is_refused_with_the_reason(field, value):
+    with pytest.raises(ValueError, match=rf"sampler\.{field} is {value}: training needs the full distribution"):
+        load_recipe("embedded", [f"sampler.{field}={value}"])

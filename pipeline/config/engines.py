@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from pipeline.config.section import Section
 
@@ -52,11 +52,11 @@ class SamplerConfig(Section):
     temperature: float = Field(default=1.0, gt=0.0, le=5.0)
     """Of training rollouts; logits are divided by it before the softmax, in sampler, learner and reference alike."""
     top_p: float = Field(default=1.0, gt=0.0, le=1.0)
-    """Nucleus share of training rollouts."""
+    """Nucleus share of training rollouts; only 1 is accepted, since the learner's logprobs are over all tokens."""
     top_k: int = Field(default=0, ge=0)
-    """Sample from the k likeliest tokens; 0 is off."""
+    """Sample from the k likeliest tokens; only 0 (off) is accepted, as for ``top_p``."""
     min_p: float = Field(default=0.0, ge=0.0, lt=1.0)
-    """Drop tokens less likely than this share of the likeliest one; 0 is off."""
+    """Drop tokens less likely than this share of the likeliest one; only 0 (off) is accepted, as for ``top_p``."""
     max_tokens: int = Field(default=128, ge=1)
     """Longest completion, in tokens; longer ones are truncated and say so."""
     stop: tuple[str, ...] = ()
@@ -67,6 +67,18 @@ class SamplerConfig(Section):
     """Largest |sampler - learner| logprob of the probe prompt after a weight sync, in nats; above it the run stops."""
     vllm: VLLMConfig = VLLMConfig()
     """How vLLM runs."""
+
+    @model_validator(mode="after")
+    def _check_support(self) -> SamplerConfig:
+        """The learner's logprobs are over the whole vocabulary: ratios to a cut distribution would be wrong."""
+        for field, off in (("top_p", 1.0), ("top_k", 0), ("min_p", 0.0)):
+            if getattr(self, field) != off:
+                raise ValueError(
+                    f"sampler.{field} is {getattr(self, field)}: training needs the full distribution, since the "
+                    f"learner's logprobs are over the whole vocabulary; set it to {off} and use sampler.temperature "
+                    f"(evaluate.top_p may be lower)"
+                )
+        return self
 
 
 class LearnerConfig(Section):
