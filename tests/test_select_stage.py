@@ -87,3 +87,88 @@ def test_every_row_that_left_is_in_the_file_with_its_reason(tmp_path):
 def test_a_run_without_problems_says_which_stage_is_missing(tmp_path):
     with pytest.raises(ValueError, match="its stage select is not complete"):
         select.load_problems(RunPaths(tmp_path, "none"))
+
+
+@pytest.mark.parametrize(
+    ("rows", "data", "message"),
+    [
+        ([], {}, r"set\.jsonl: has no rows"),
+        (
+            [{"problem": "P?", "answer": ""}] * 3,
+            {},
+            r"source 'set': 3 of 3 problems cannot be used.*gold answer is empty",
+        ),
+        (rows_of(20), {"heldout_share": "0.0"}, "no heldout problem is left of the 20"),
+        (
+            rows_of(20),
+            {"max_prompt_tokens": "2"},
+            "no train problem is left of the 20 .*prompt took 20.*loosen that rule",
+        ),
+        (rows_of(20), {"template": '"boxd"'}, "data.template 'boxd': expected one of"),
+    ],
+)
+def test_what_cannot_be_trained_on_is_one_line(tmp_path, rows, data, message):
+    recipe = recipe_for(write_jsonl(tmp_path / "set.jsonl", rows), **data)
+    with pytest.raises(ValueError, match=message) as error:
+        run(recipe, tmp_path)
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "a" / "tables").exists()
+
+
+def test_golds_that_the_verifier_refuses_stop_the_run_when_there_are_too_many(tmp_path):
+    recipe = recipe_for(write_jsonl(tmp_path / "set.jsonl", rows_of(20)))
+    with pytest.raises(ValueError, match=r"source 'set': 20 of 20 .*max_gold_rejects = 0\.1.*'0': unreadable"):
+        run(recipe, tmp_path, lambda problems: ["unreadable"] * len(problems))
+
+
+def test_a_benchmark_that_is_the_training_set_is_refused(tmp_path):
+    file = write_jsonl(tmp_path / "set.jsonl", rows_of(20))
+    recipe = recipe_for(file, benchmarks=f'[{{name="file", path="{file}", alias="bench"}}]')
+    with pytest.raises(ValueError, match=r"benchmark 'bench' is also the training set 'set': 20 of its 20 problems"):
+        run(recipe, tmp_path)
+
+
+def test_ids_that_clash_between_sets_are_one_line(tmp_path):
+    files = []
+    for name, start in (("one", 0), ("two", 50)):
+        rows = [{**row, "id": f"q{i}"} for i, row in enumerate(rows_of(10, start))]
+        files.append(write_jsonl(tmp_path / f"{name}.jsonl", rows))
+    sources = ", ".join(f'{{name="file", path="{file}", columns={{id="id"}}}}' for file in files)
+    recipe = load_recipe("embedded", [f"data.sources=[{sources}]"])
+    with pytest.raises(ValueError, match=r"id 'q0' names two problems, at one one\.jsonl:1 and at two two\.jsonl:1"):
+        run(recipe, tmp_path)
+
+
+def test_two_files_of_one_name_need_an_alias(tmp_path):
+    files = []
+    for folder, start in (("x", 0), ("y", 50)):
+        (tmp_path / folder).mkdir()
+        files.append(write_jsonl(tmp_path / folder / "train.jsonl", rows_of(10, start)))
+    with pytest.raises(ValueError, match=r"data\.sources has two sets named 'train'.*alias"):
+        recipe_for(*files)
+
+
+def test_benchmarks_are_held_out_and_their_copies_leave_training(tmp_path):
+    story = "A farmer has 12 hens and each of them lays 5 eggs a week. How many eggs is that in 3 weeks?"
+    bench = write_jsonl(tmp_path / "bench.jsonl", [{"problem": story, "answer": "180"}])
+    copy = {"problem": story.replace("farmer", "peasant"), "answer": "180"}
+    file = write_jsonl(tmp_path / "set.jsonl", [*rows_of(12), copy])
+    recipe = recipe_for(file, benchmarks=f'[{{name="file", path="{bench}"}}]')
+    paths, result = run(recipe, tmp_path)
+    assert (result.metrics["train"], result.metrics["heldout"]) == (12, 1)
+    (row,) = pq.read_table(paths.directory / result.outputs["set_aside"]).to_pylist()
+    assert (row["rule"], json.loads(row["evidence"])["row"]) == ("decontaminate", "bench.jsonl:1")
+
+
+def test_nul_bytes_long_texts_and_deep_latex_pass_through(tmp_path):
+    rows = [
+        *rows_of(20),
+        {"problem": "What is\x00 1+1, in \ud800 short?", "answer": "2"},
+        {"problem": "x" * 10_000_000, "answer": "1"},
+        {"problem": "Deep " + "\\sqrt{" * 100_000 + "4" + "}" * 100_000, "answer": "2"},
+    ]
+    recipe = recipe_for(write_jsonl(tmp_path / "set.jsonl", rows))
+    paths, result = run(recipe, tmp_path)
+    texts = [p.problem for p in select.load_problems(paths)]
+    assert "What is 1+1, in  short?" in texts
+    assert (result.metrics["set_aside"], len(texts)) == (2, 21)
