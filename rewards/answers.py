@@ -25,17 +25,17 @@ MOST_BOXES = 100
 LONGEST_GAP = 200
 """Characters between two boxes that may still form one list answer."""
 LONGEST_HEADING = 80
-HASHES = re.compile(r"####[ \t]*([^\n#]*)")
+HASHES = re.compile(r"####[ \t]*(?:\n[ \t]*)?([^\n#]*)")
 HEADING = re.compile(r"\W*(?:the |final |short )*(?:answer|solution|result|step.*|explanation)?\W*", re.IGNORECASE)
 PHRASE = re.compile(
     r"final\s+answer\**\s*(?:(?:is|are)\b|[:：])?|answers?\**\s*(?:(?:is|are)\b|[:：])"
-    r"|(?:最终|最后)?的?(?:答案|结果)\s*(?:是|为|[:：])",
+    r"|(?:最终|最后)?的?(?:答案|结果)\s*(?:应该|应)?(?:是|为|选|[:：])",
     re.IGNORECASE,
 )
 LAST_LINE = re.compile(r"A:[ \t]*(\S.*)")
 """The marker of the GPT-3 solutions of GSM8K; only as the start of the last line, for options are listed so as well."""
 SENTENCE_END = re.compile(r"(?<![ap]\.m)\.(?=\s|$)|。|\n", re.IGNORECASE)
-MATHS = re.compile(r"\$\$(.+?)\$\$|\$([^$]+)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]|\*\*(.+?)\*\*", re.DOTALL)
+MATHS = re.compile(r"\$\$(.+?)\$\$|\$((?:\\.|[^$\\])+)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]|\*\*(.+?)\*\*", re.DOTALL)
 CONTINUED = re.compile(r"\s*(?:,|and\b|or\b)\s*(?:\$|\\\(|-?\d)")
 FILLER = re.compile(
     r"[\s:：*_]*(?:(?:therefore|thus|hence|then|so|simply|just|clearly|now|indeed|given by|equal to)\b[\s,:]*)*", re.I
@@ -173,4 +173,5 @@ def _sentence_answer(text: str) -> str | None:
             sentence = next(group for group in formulas[-1].groups() if group is not None)
         elif not formulas and "=" in sentence:
             sentence = sentence.rpartition("=")[2]
-    return sentence.strip().strip("*").strip() or None
+    # An exclamation mark that ends a sentence of words is no factorial; a factorial would not be worked out anyway.
+    return sentence.strip().strip("*!").strip() or None

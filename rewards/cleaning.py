@@ -23,7 +23,8 @@ SYMBOLS = {
     "°": r"^\circ ", "º": r"^\circ ", "±": r"\pm ", "∓": r"\mp ", "∅": r"\emptyset ", "ℝ": r"\mathbb{R}",
     "ℤ": r"\mathbb{Z}", "ℕ": r"\mathbb{N}", "ℚ": r"\mathbb{Q}", "ℂ": r"\mathbb{C}", "θ": r"\theta ", "α": r"\alpha ",
     "β": r"\beta ", "γ": r"\gamma ", "λ": r"\lambda ", "∠": r"\angle ", "∶": ":", "…": r"\ldots ", "⋯": r"\ldots ",
-    "，": ",", "；": ";", "、": ",", "∖": r"\setminus ", "≈": r"\approx ",
+    "⟨": r"\langle ", "⟩": r"\rangle ", "〈": r"\langle ", "〉": r"\rangle ", "′": "'", "∧": r"\text{and}",
+    "∨": r"\text{or}", "，": ",", "；": ";", "、": ",", "∖": r"\setminus ", "≈": r"\approx ",
 }  # fmt: skip
 SYMBOL = re.compile("[" + "".join(SYMBOLS) + "]")
 ROOT = re.compile(r"([√∛∜])\s*(\([^()]*\)|\{[^{}]*\}|\d+(?:\.\d+)?|[A-Za-z])")
@@ -32,6 +33,16 @@ ROOT_INDEX = {"√": "", "∛": "[3]", "∜": "[4]"}
 DROPPED = re.compile(
     r"\\(?:left|right|[bB]igg?[lrm]?)(?![A-Za-z])\s*\.?(?![\d])|\\(?:displaystyle|textstyle|limits|nolimits|rm|bf|it)(?![A-Za-z])"
 )
+DECORATION = re.compile(
+    r"\\(?:hspace|vspace|tag|label|color|phantom)\*?\s*\{[^{}]*\}"
+    r"|\\(?:underline|underbrace|ensuremath|textcolor\s*\{[^{}]*\})(?![A-Za-z])"
+)
+PLAIN_ROOT = re.compile(r"(?<![\\A-Za-z])sqrt\s*\(([^()]*)\)")
+PLAIN_PI = re.compile(r"(?<![\\A-Za-z])pi(?![A-Za-z])")
+POWER_GROUP = re.compile(r"\^\s*\(([^()]*)\)")
+STARS = re.compile(r"(?<=[\w)}\]])\*\*(?=[\w({\\-])")
+ASCII_RELATIONS = {"<=": r"\le ", ">=": r"\ge ", "!=": r"\ne "}
+ASCII_RELATION = re.compile("<=|>=|!=")
 THIN = re.compile(r"(?<=\d)(?:\\,|\{\\,\})(?=\d{3}(?!\d))")
 GROUP_COMMA = re.compile(r"(?<=\d)(?:\{,\}|,\\!|\{,\\!\})\s*(?=\d{3}(?!\d))")
 SPACE = re.compile(r"(?<!\\)\\[,;:> \t\n]|\\!|\\(?:q?quad|enspace|thinspace|medspace|hfill|newline)(?![A-Za-z])|~")
@@ -77,7 +88,10 @@ def clean(answer: str) -> str:
     text = COMMAND.sub(_rename, text)
     text = GROUP_COMMA.sub("", THIN.sub("", text))
     text = DROPPED.sub(" ", text)
-    text = SPACE.sub(" ", text)
+    text = SPACE.sub(" ", DECORATION.sub(" ", text))
+    if "\\text" not in text:
+        text = PLAIN_PI.sub(r"\\pi ", PLAIN_ROOT.sub(r"\\sqrt{\1}", text))
+    text = POWER_GROUP.sub(r"^{\1}", STARS.sub("^", ASCII_RELATION.sub(lambda found: ASCII_RELATIONS[found[0]], text)))
     text = text.replace(r"\%", "%").replace(r"\_", "_").replace(r"\#", "#").replace("{,}", ",")
     text = re.sub(r"(?<!\\)\$", " ", text)
     text = CIRCLE.sub(r"^\\circ ", QUOTES.sub("", text))

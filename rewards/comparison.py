@@ -13,7 +13,7 @@ from rewards.bombs import why_refused
 from rewards.literals import parse_literal
 from rewards.numbers import same_number
 from rewards.sets import Interval, RealSet, is_condition, parse_set
-from rewards.structure import bracketed, elements, matrix, set_content, split_name, split_top
+from rewards.structure import bracketed, elements, matrix, named_parts, set_content, split_name, split_top
 from rewards.units import split_unit
 from rewards.words import base_numeral, choice_letter, chosen_letter, clock, is_text, ratio_terms, word_key
 
@@ -103,7 +103,7 @@ def _by_base(gold: str, answer: str, leaf: Leaf) -> Outcome | None:
 
 
 def _by_text(gold: str, answer: str, leaf: Leaf) -> Outcome | None:
-    if is_text(gold):
+    if is_text(gold) and (parse_set(gold) is None or parse_set(answer) is None):
         key = word_key(gold)
         return key in (word_key(answer), word_key(split_name(answer)[1])), "words"
     if is_text(answer) and parse_literal(gold) is None and word_key(gold) != word_key(answer):
@@ -179,6 +179,10 @@ def _same_set(gold: RealSet, answer: RealSet, leaf: Leaf) -> bool:
 
 def _by_list(gold: str, answer: str, leaf: Leaf) -> Outcome | None:
     wanted, given = _distinct(elements(gold)), _distinct(elements(answer))
+    if len(wanted) == 1 and len(given) > 1 and all(split_name(item)[0] for item in given):
+        wanted = named_parts(gold) or wanted
+    elif len(given) == 1 and len(wanted) > 1 and all(split_name(item)[0] for item in wanted):
+        given = named_parts(answer) or given
     if len(wanted) == 1 and len(given) == 1:
         if [gold] == wanted and [answer] == given:
             return None

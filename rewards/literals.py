@@ -86,6 +86,8 @@ def parse_literal(text: str) -> Number | None:
     if scaled is None:
         return None
     scale, tail_unit = scaled
+    if unit and tail_unit and tail_unit.startswith("/"):
+        unit, tail_unit = unit + tail_unit, None
     if unit and tail_unit and unit != tail_unit:
         return None
     value = sign * number.value * scale
@@ -192,12 +194,15 @@ def _scaled(number: Number, exponent: int, end: int) -> tuple[Number, int] | Non
 UNIT_FRACTION = re.compile(
     r"\s*\\(?:text\{\s*)?frac\{([^{}\d]*(?:\{[^{}\d]*\})?[^{}\d]*)\}\{([^{}\d]*(?:\{[^{}\d]*\})?\s*(?:\^\s*\d)?)\}\s*"
 )
+ORDINAL = re.compile(r"\s*\^\s*\{?\s*\\text\{\s*(?:st|nd|rd|th)\s*\}\s*\}?\s*")
 DEGREES = re.compile(r"\s*\^\s*\{?\s*\\circ\s*\}?\s*(?:[CF]\b|\\text\{\s*[CF]\s*\})?")
 
 
 def _tail(text: str) -> tuple[int, str | None] | None:
     """What follows the digits as (factor, unit); None when it is no unit."""
     if not text.strip():
+        return 1, None
+    if ORDINAL.fullmatch(text):
         return 1, None
     degrees = DEGREES.match(text)
     if degrees:

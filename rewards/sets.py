@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from rewards.literals import parse_literal
-from rewards.structure import NAME, bracketed, set_content, split_list, split_top
+from rewards.structure import CALL, SYMBOL, bracketed, set_content, split_list
 
+VARIABLE = re.compile(rf"\s*(?:{SYMBOL}|{CALL})\s*")
 INFINITY = re.compile(r"\s*([-+]?)\s*(?:\\infty|∞|infinity|inf|oo)\s*")
 COMPARISON = re.compile(r"<|>|\\le(?![A-Za-z])|\\ge(?![A-Za-z])|\\ne(?![A-Za-z])")
 REALS = re.compile(
@@ -17,6 +18,7 @@ REALS = re.compile(
 MEMBER = re.compile(r"\s*([A-Za-z]|\\[a-z]+)\s*\\in(?![A-Za-z])\s*(.+)", re.DOTALL)
 BUILDER = re.compile(r"\s*(?:[A-Za-z]|\\[a-z]+)\s*(?:\\in\s*\\mathbb\s*\{?R\}?)?\s*[|:](.+)", re.DOTALL)
 OR = re.compile(r"\s*,?\s*(?:\\text\s*\{\s*or\s*\}|(?<![A-Za-z\\])or(?![A-Za-z])|或)\s*")
+AND = re.compile(r"\s*,?\s*(?:\\text\s*\{\s*and\s*\}|(?<![A-Za-z\\])and(?![A-Za-z])|且)\s*")
 UNION = re.compile(r"\\cup(?![A-Za-z])")
 WITHOUT = re.compile(r"\\setminus(?![A-Za-z])|\\backslash(?![A-Za-z])|(?<=\})\s*-\s*(?=\\\{)")
 
@@ -59,9 +61,12 @@ def parse_set(text: str) -> RealSet | None:
     if REALS.fullmatch(text):
         return RealSet((Interval("-oo", "oo", False, False),))
     removed = WITHOUT.split(text)
-    if len(removed) == 2 and REALS.fullmatch(removed[0]):
-        points = set_content(removed[1].strip())
-        return None if points is None else _line_without(split_list(points))
+    if len(removed) == 2:
+        base, points = parse_set(removed[0].strip()), set_content(removed[1].strip())
+        return None if base is None or points is None else _without(base, split_list(points))
+    conditions = AND.split(text)
+    if len(conditions) == 2:
+        return _both([parse_set(part) for part in conditions])
     if COMPARISON.search(text):
         return _inequality(text)
     pair = bracketed(text)
@@ -86,16 +91,38 @@ def _points(text: str) -> RealSet | None:
     return RealSet(tuple(Interval(point, point, True, True) for point in split_list(content)))
 
 
-def _line_without(points: list[str], variable: str | None = None) -> RealSet | None:
+def _without(base: RealSet, points: list[str]) -> RealSet | None:
+    """One interval without some points inside it, which must be numbers when there are several."""
     numbers = [(number.value, point) for point in points if (number := parse_literal(point))]
-    if len(numbers) != len(points):
-        return None if len(points) != 1 else _around([points[0]], variable)
-    return _around([point for _, point in sorted(numbers)], variable)
+    if len(base.intervals) != 1 or not points or (len(numbers) != len(points) and len(points) > 1):
+        return None
+    whole = base.intervals[0]
+    inner = points if len(points) == 1 else [point for _, point in sorted(numbers)]
+    ends = [whole.low, *inner, whole.high]
+    last = len(ends) - 2
+    return RealSet(
+        tuple(
+            Interval(low, high, index == 0 and whole.low_closed, index == last and whole.high_closed)
+            for index, (low, high) in enumerate(pairwise(ends))
+        ),
+        base.variable,
+    )
 
 
-def _around(points: list[str], variable: str | None) -> RealSet:
-    ends = ["-oo", *points, "oo"]
-    return RealSet(tuple(Interval(a, b, False, False) for a, b in pairwise(ends)), variable)
+def _both(conditions: list[RealSet | None]) -> RealSet | None:
+    """``x > a`` and ``x < b``: the interval between them."""
+    if any(part is None or len(part.intervals) != 1 for part in conditions):
+        return None
+    first, second = conditions
+    assert first is not None and second is not None
+    if first.variable != second.variable:
+        return None
+    one, other = first.intervals[0], second.intervals[0]
+    if one.high != "oo":
+        one, other = other, one
+    if one.high != "oo" or other.low != "-oo":
+        return None
+    return RealSet((Interval(one.low, other.high, one.low_closed, other.high_closed),), first.variable)
 
 
 def _end(text: str) -> str:
@@ -114,7 +141,7 @@ def _inequality(text: str) -> RealSet | None:
         if not _is_variable(left) or left in right or not right:
             return None
         if signs[0].startswith(r"\ne"):
-            return _line_without([right], left)
+            return _without(RealSet((Interval("-oo", "oo", False, False),), left), [right])
         closed = signs[0] in (r"\le", r"\ge")
         if signs[0] in ("<", r"\le"):
             return RealSet((Interval("-oo", _end(right), False, closed),), left)
@@ -134,12 +161,16 @@ def _turned(sign: str) -> str:
 
 
 def _is_variable(text: str) -> bool:
-    return NAME.fullmatch(text) is not None and split_top(text, ",;") == [text] and parse_literal(text) is None
+    return VARIABLE.fullmatch(text) is not None
 
 
 def is_condition(text: str) -> bool:
     """Does a relation other than ``=``, a union or an interval with a closed end show that this can only be a set?"""
-    if COMPARISON.search(text) or UNION.search(text) or MEMBER.fullmatch(text) or REALS.fullmatch(text):
+    member = MEMBER.fullmatch(text)
+    if member:
+        content = set_content(member[2])
+        return content is None or BUILDER.fullmatch(content) is not None
+    if COMPARISON.search(text) or UNION.search(text) or REALS.fullmatch(text):
         return True
     pair = bracketed(text)
     return pair is not None and len(pair[2]) == 2 and (pair[0], pair[1]) != ("(", ")")

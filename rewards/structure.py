@@ -28,6 +28,7 @@ RELATION = re.compile(r"<|>|\\(?:le|ge|ne|approx|equiv|sim|in|subset|subseteq|to
 CONJUNCTION = re.compile(
     r",?\s*(?:\\text\s*\{\s*,?\s*(?:and|or)\s*,?\s*\}|(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])|和|或|及)\s*,?"
 )
+MEMBER_OF_SET = re.compile(rf"^{SYMBOL}\s*\\in(?![A-Za-z])\s*(?=\\\{{)")
 GROUPED_COMMA = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 PLUS_MINUS = re.compile(r"\\(pm|mp)(?![A-Za-z])\s*")
 ENVIRONMENT = re.compile(
@@ -81,11 +82,21 @@ def elements(text: str) -> list[str]:
     >>> elements(r"1 \\pm 2i"), elements(r"\\{1, 2\\}"), elements("3 and 4")
     (['1 +2i', '1 -2i'], ['1', '2'], ['3', '4'])
     """
+    text = MEMBER_OF_SET.sub("", text)
     inner = set_content(text)
     if inner is None and parse_literal(text) is not None:
         return [text]
     parts = split_list(CONJUNCTION.sub(", ", text if inner is None else inner))
     return [signed for part in parts for signed in _signs(part)]
+
+
+def named_parts(text: str) -> list[str]:
+    """``x=1`` and ``y=2`` for ``(x,y)=(1,2)``; empty for anything else."""
+    name, value = split_name(text)
+    names, values = bracketed(name or ""), bracketed(value)
+    if names is None or values is None or len(names[2]) != len(values[2]):
+        return []
+    return [f"{one}={part}" for one, part in zip(names[2], values[2], strict=True)]
 
 
 def set_content(text: str) -> str | None:

@@ -52,7 +52,7 @@ def canonical_unit(text: str, *, known_only: bool = False) -> str | None:
             name = stem.removesuffix("s") if name is None else name
             names.append(name + (f"^{power}" if power else prefix))
             prefix = ""
-    joined = " ".join(name for name in names if name).replace(" / ", "/")
+    joined = re.sub(r"\s*/\s*", "/", " ".join(name for name in names if name))
     return COMPOUND.get(joined, joined) or None
 
 

@@ -35,6 +35,7 @@ RIGHT: dict[str, list[tuple[str, str]]] = {
         (r"12 \text{ square feet}", r"12 \text{ ft}^2"), ("60", r"60 \frac{\text{miles}}{\text{hour}}"),
         (r"60 \text{ mph}", "60 miles per hour"), ("5000000", r"5 \text{ million}"), ("8", "8 apples"), ("25", r"25^\circ"),
         (r"25^\circ", r"25 \text{ degrees}"), ("45", "£45"), (r"2\sqrt3\text{ cm}", r"2\sqrt{3}"), ("18", "18个"),
+        ("5", r"\$5/\text{hour}"), (r"9.8 \text{ m/s}^2", "9.8"), ("40", r"40\mathrm{ min}"), ("24", "24cm^2"),
     ],
     "scientific": [("300000000", r"3 \times 10^{8}"), ("0.00021", "2.1e-4"), (r"6.02\times10^{23}", r"6.02 \cdot 10^{23}")],
     "equations": [
@@ -46,6 +47,7 @@ RIGHT: dict[str, list[tuple[str, str]]] = {
         ("2,3", r"\{3,2\}"), ("2,3", r"x=2 \text{ or } x=3"), ("x=2,y=3", "y=3,x=2"), (r"\pm 3", "-3, 3"),
         (r"1\pm\sqrt2", r"1-\sqrt{2} \text{ and } 1+\sqrt{2}"), (r"\frac12, 3", "3, 0.5"), ("1,234, 5,678", "5678, 1234"),
         ("4,6", r"\boxed{6} or \boxed{4}"), ("(1,2),(3,4)", "(3,4),(1,2)"), ("(1,2,3)", "(1, 2.0, 3)"),
+        ("2,-3", r"x \in \{2,-3\}"), ("(x,y)=(1,2)", "y=2, x=1"), ("3, 4", "The answer is $3$ and $4$."),
     ],
     "sets": [
         ("(2,5)", "2<x<5"), (r"2 \le x \le 5", "[2,5]"), (r"(-\infty,3)", "x<3"), ("x>4", "4<x"),
@@ -53,6 +55,8 @@ RIGHT: dict[str, list[tuple[str, str]]] = {
         (r"(-\infty,2)\cup(2,\infty)", r"\mathbb{R}\setminus\{2\}"), (r"x \neq 2", r"\mathbb{R} \setminus \{2\}"),
         (r"\{x \mid x > 2\}", r"(2,\infty)"), ("2x>4", "x>2"),
         (r"[1,\frac32)", r"1 \le k < 1.5"), (r"\mathbb{R}", r"(-\infty,\infty)"),
+        (r"(1,2)\cup(2,3)", r"(1,3)\setminus\{2\}"), ("[5,10)", r"x\ge 5 \text{ and } x<10"),
+        (r"(-\infty,-2]\cup[2,\infty)", r"|x|\ge 2"), ("[-2,2]", r"x^2\le4"), (r"\text{all real numbers}", r"\mathbb{R}"),
     ],
     "matrices": [
         (r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", r"\begin{bmatrix}1&2\\3&4\end{bmatrix}"),
@@ -78,6 +82,7 @@ RIGHT: dict[str, list[tuple[str, str]]] = {
         (r"\log_2 3", r"\frac{\ln 3}{\ln 2}"), (r"\sin^2 x", r"1-\cos^2 x"), ("3!", "6"), (r"\binom52", "10"), ("ab", "ba"),
         (r"\sin 30^\circ", r"\frac12"), ("|x-1|", "|1-x|"), ("n!", r"n\cdot(n-1)!"), (r"\sqrt{\frac1n}", r"\frac{1}{\sqrt n}"),
         ("3x^{-1}", r"\frac{3}{x}"), ("2^{90}", "1237940039285380274899124224"),
+        (r"2\pi", "2*pi"), (r"\sqrt{x}", "x^(1/2)"), (r"2\sqrt3", "2sqrt(3)"), (r"\sin^2 t", r"\sin t \cdot \sin t"),
     ],
     "unicode": [
         ("5", "５"), ("-5", "−5"), (r"\frac52", "2½"), (r"2\sqrt3", "2√3"), (r"x \geq 2", "x ≥ 2"), ("x^2", "x²"), ("12", "١٢"),
@@ -100,6 +105,7 @@ WRONG: dict[str, list[tuple[str, str]]] = {
         (r"5 \text{ cm}", r"5 \text{ mm}"), (r"\$10", "€10"), (r"12 \text{ ft}", r"12 \text{ square feet}"), ("3", "3x"),
         ("2", r"2 \text{ h } 10 \text{ min}"), ("3", r"3\pi"), ("5", r"5 \text{ million}"), ("12", r"12 \text{ or more}"),
         (r"2\sqrt3\text{ cm}", r"2\sqrt3\text{ m}"), ("x^2", "x^2 s"),
+        (r"9.8 \text{ m/s}^2", r"9.8 \text{ m/s}"), ("7", r"7 \text{ more}"),
     ],
     "equations": [
         ("x=5", "y=5"), ("9", "a+b=9"), ("4", "3y=12"), ("8", "0=8"), ("8", "8=8"), ("13", "4+8=13"), ("x+2y=3", "x+2y=4"),
@@ -112,6 +118,7 @@ WRONG: dict[str, list[tuple[str, str]]] = {
     "sets": [
         ("(2,5)", r"2<x\le5"), ("[0,1]", "[0,1)"), ("5", "x>4"), (r"(-\infty,-1)\cup(1,\infty)", r"(1,\infty)"),
         ("x>2", "x<2"), ("x>2", "x>3"), ("x>2", "5"),
+        (r"(2,\infty)", "|x|>2"), ("a>3", "x>3"),
     ],
     "matrices": [
         (r"\begin{pmatrix}1\\2\end{pmatrix}", r"\begin{pmatrix}1&2\end{pmatrix}"),
