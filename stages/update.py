@@ -10,7 +10,14 @@ from typing import Any
 import numpy as np
 
 from pipeline import store
-from pipeline.advantages import outcome_advantages, process_advantages
+from pipeline.advantages import (
+    Advantages,
+    correctness_indicator,
+    outcome_advantages,
+    preference_signs,
+    process_advantages,
+)
+from pipeline.config import GRPOConfig
 from pipeline.protocols import Learner
 from pipeline.rows import update_row
 from pipeline.rundir import StageContext, step_key
@@ -47,7 +54,7 @@ def credit(
     by_id = {reward.rollout_id: reward for reward in rewards}
     ordered = [by_id[rollout.rollout_id] for rollout in rollouts]
     groups = [rollout.group_id for rollout in rollouts]
-    result = outcome_advantages([r.reward for r in ordered], groups, config)
+    result = weigh(ordered, groups, context.recipe.grpo)
     lengths = [len(r.completion_token_ids) for r in rollouts]
     if config.supervision == "process":
         tokens = process_advantages(
@@ -67,6 +74,24 @@ def credit(
             sequences.append(_sequence(rollout, advantages))
     flags = {group: bool(zero) for group, zero in zip(groups, result.zero_variance, strict=True)}
     return sequences, rows, sum(flags.values()) / max(1, len(flags))
+
+
+def weigh(rewards: Sequence[Reward], groups: Sequence[str], config: GRPOConfig) -> Advantages:
+    """What each completion's log-likelihood is weighed with, by algorithm (arXiv 2402.03300, Table 10).
+
+    GRPO: the group-relative advantage. RFT and Online RFT: 1 for a correct completion, else 0, whatever its group.
+    DPO: +1 for the chosen and -1 for the rejected of each pair.
+    """
+    result = outcome_advantages([r.reward for r in rewards], groups, config.advantages)
+    verdicts = [r.correct for r in rewards]
+    if config.objective.algorithm in ("rft", "online_rft"):
+        # A group of correct completions has equal rewards and still teaches.
+        return replace(
+            result, values=correctness_indicator(verdicts), zero_variance=np.zeros(len(verdicts), dtype=bool)
+        )
+    if config.objective.algorithm == "dpo":
+        return replace(result, values=preference_signs(verdicts, groups))
+    return result
 
 
 def grpo_lr(context: StageContext, round_: int, step: int) -> float:
