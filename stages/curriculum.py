@@ -1,39 +1,49 @@
-"""Which problems a step is given, from the seed and from what the store says of earlier rounds."""
+"""Which problems a step is given, from the seed and from what the store says of earlier rounds and runs."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
 
 from data.curriculum import problems_for_step
+from data.difficulty import EVERY_ROUND, pass_rates
 from pipeline import store
-from pipeline.rundir import RunPaths, StageContext, step_key
+from pipeline.rundir import StageContext
 from pipeline.types import Problem
 
 
 def step_problems(context: StageContext, problems: Sequence[Problem], round_: int, step: int) -> list[Problem]:
     """The problems of a step: a pure function of (seed, round, step) and of the pass rates of earlier rounds."""
     recipe = context.recipe
-    curriculum = recipe.data.curriculum
-    uses_history = round_ > 1 and (curriculum.prefer != "any" or curriculum.window != (0.0, 1.0))
-    history = pass_rates(context.paths, round_ - 1, recipe.grpo.steps) if uses_history else None
+    history = known_pass_rates(context, round_)
     return problems_for_step(
         problems, seed=recipe.seed, round_=round_, step=step, count=recipe.grpo.problems_per_step, history=history,
         config=recipe.data, steps_before=(round_ - 1) * recipe.grpo.steps,
     )  # fmt: skip
 
 
-def pass_rates(paths: RunPaths, rounds: int, steps: int) -> dict[str, float]:
-    """problem_id → share of its scored training rollouts of rounds 1 to ``rounds`` that were correct."""
-    right: dict[str, int] = {}
-    tried: dict[str, int] = {}
-    for round_ in range(1, rounds + 1):
-        for step in range(1, steps + 1):
-            key = step_key(round_, step)
-            sampled = store.read(paths, "rollouts", f"{key}/rollout", ["rollout_id", "problem_id"]).to_pylist()
-            judged = store.read(paths, "rewards", f"{key}/reward", ["rollout_id", "correct"]).to_pylist()
-            verdicts = {row["rollout_id"]: row["correct"] for row in judged}
-            for row in sampled:
-                if (verdict := verdicts[row["rollout_id"]]) is not None:
-                    tried[row["problem_id"]] = tried.get(row["problem_id"], 0) + 1
-                    right[row["problem_id"]] = right.get(row["problem_id"], 0) + verdict
-    return {problem: right[problem] / count for problem, count in tried.items()}
+def known_pass_rates(context: StageContext, round_: int) -> dict[str, float] | None:
+    """problem_id → pass rate from the rounds before this one, else from the runs in ``data.curriculum.history``.
+
+    None when the recipe does not look at pass rates, or when nothing was rolled out yet.
+    """
+    config = context.recipe.data.curriculum
+    if config.prefer == "any" and config.window == (0.0, 1.0):
+        return None
+    rates: dict[str, float] = {}
+    for run_id in config.history:
+        rates |= _rates_of(context.paths.root, run_id, EVERY_ROUND)
+    if round_ > 1:
+        rates |= _rates_of(context.paths.root, context.paths.run_id, round_)
+    return rates or None
+
+
+@lru_cache(maxsize=8)
+def _rates_of(root: Path, run_id: str, before_round: int) -> dict[str, float]:
+    # The rounds before this one are complete and never change, so a round asks once.
+    connection = store.connect(run_id, root=root)
+    try:
+        return pass_rates(connection, before_round)
+    finally:
+        connection.close()

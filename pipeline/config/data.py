@@ -58,7 +58,7 @@ class EmbeddedData(Section):
     careful_share: float = Field(default=0.3, ge=0.0, le=1.0)
     """Share of warm-start solutions worked out column by column; the rest state each sum at once."""
     levels: int = Field(default=5, ge=1, le=5)
-    """Highest level generated: 1 has numbers below 50, 2 below 100, 3 below 200, 4 below 500, 5 below 1000."""
+    """Highest level generated: 1 has numbers below 50, 2 below 70, 3 below 100, 4 below 150, 5 below 200."""
 
 
 class CurriculumConfig(Section):
@@ -66,6 +66,8 @@ class CurriculumConfig(Section):
 
     window: tuple[float, float] = (0.0, 1.0)
     """Pass rates from the first to the second are drawn fully; others only as ``revisit`` says."""
+    history: tuple[str, ...] = ()
+    """Ids of other runs (in the same folder) whose rollouts tell the pass rates until this run has its own."""
     revisit: float = Field(default=0.1, ge=0.0, le=1.0)
     """Share of the epochs in which a problem outside the window comes back; 0 drops it."""
     prefer: Literal["any", "mixed"] = "any"
