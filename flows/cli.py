@@ -38,7 +38,12 @@ def run(
         bool, typer.Option(help="Show the run in Prefect; a server is started when none answers.")
     ] = True,
 ) -> None:
-    """Run the whole recipe here, or what is left of it."""
+    """Run the whole recipe here, or what is left of it. figure5 is a study of several runs, without Prefect."""
+    if recipe == "figure5":
+        from flows.study import run_study
+
+        run_study(recipe, set_ or [], Path(root), run_id=run_id)
+        return
     from flows.runs import open_run
 
     resolved, paths = open_run(recipe, set_ or [], run_id, resume_from, Path(root))
@@ -119,7 +124,7 @@ def status(run_id: Annotated[str | None, typer.Argument(metavar="[RUN]")] = None
 def sql(
     query: Annotated[str | None, typer.Argument(help="One reading statement.")] = None,
     run_id: Run = None,
-    format_: Annotated[str, typer.Option("--format", help="table, csv, json or parquet.")] = "table",
+    format_: Annotated[str, typer.Option("--format", help="table, csv, json, jsonl or parquet.")] = "table",
     out: Out = None,
     named: Annotated[str | None, typer.Option(help="One of the queries of --list.")] = None,
     list_: Annotated[bool, typer.Option("--list", help="Show the named queries.")] = False,
@@ -135,6 +140,22 @@ def sql(
         query, run_id, Path(root), format_=format_, out=out, named=named, list_=list_, schema=schema,
         gib=gib, seconds=seconds,
     )  # fmt: skip
+
+
+@app.command()
+def export(
+    run_id: Annotated[str, typer.Argument(metavar="RUN")],
+    out: Annotated[Path, typer.Option(help="The .jsonl or .parquet file to write.")],
+    kind: Annotated[str, typer.Option(help="sft: prompt, completion. preference: prompt, chosen, rejected.")] = "sft",
+    where: Annotated[str, typer.Option(help='SQL condition on the view scored, such as "round = 2".')] = "true",
+    per_problem: Annotated[int, typer.Option(help="Most rows of one problem.")] = 4,
+    root: Root = "runs",
+) -> None:
+    """Write a training set of a run's rollouts: correct, finished, distinct ones, or pairs of correct and wrong."""
+    from pipeline.export import export as export_set
+
+    rows = export_set(run_id, kind, out, root=root, where=where, per_problem=per_problem)
+    print(f"{out}: {rows} rows")
 
 
 @app.command()

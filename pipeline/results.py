@@ -1,4 +1,4 @@
-"""The rows of an answer as a table for people, CSV, JSON or Parquet; files appear whole or not at all."""
+"""The rows of an answer as a table for people, CSV, JSON, JSON lines or Parquet; files appear whole or not at all."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import IO, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-FORMATS = ("table", "csv", "json", "parquet")
+FORMATS = ("table", "csv", "json", "jsonl", "parquet")
 SHOWN, WIDTH = 100, 60
 """Rows of a table for people, and characters of a cell."""
 
@@ -72,12 +72,19 @@ def _write_text(rows: pa.RecordBatchReader, format_: str, file: IO[str]) -> None
         for row in _rows(rows):
             writer.writerow([_csv_cell(value) for value in row])
     else:
-        names = rows.schema.names
-        separator = "[\n"
-        for row in _rows(rows):
-            file.write(separator + json.dumps(dict(zip(names, row, strict=True)), ensure_ascii=False, allow_nan=False))
-            separator = ",\n"
-        file.write("[]\n" if separator == "[\n" else "\n]\n")
+        _write_json(rows, file, lines=format_ == "jsonl")
+
+
+def _write_json(rows: pa.RecordBatchReader, file: IO[str], *, lines: bool) -> None:
+    """One object a line; as an array unless ``lines``."""
+    names = rows.schema.names
+    before, between, after = ("", "\n", "\n") if lines else ("[\n", ",\n", "\n]\n")
+    count = 0
+    for row in _rows(rows):
+        file.write(between if count else before)
+        file.write(json.dumps(dict(zip(names, row, strict=True)), ensure_ascii=False, allow_nan=False))
+        count += 1
+    file.write(after if count else "" if lines else "[]\n")
 
 
 def _write_table(rows: pa.RecordBatchReader, file: IO[str]) -> None:
