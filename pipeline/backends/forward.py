@@ -43,14 +43,15 @@ def _hidden_states(model: Any, batch: TokenBatch, device: torch.device) -> Tenso
     if batch.plan is None:
         mask = torch.as_tensor(batch.attention_mask, device=device)
         return backbone(attention_mask=mask, **inputs).last_hidden_state
-    with _attention(model.config):
+    with planned_attention(model.config):
         # A 4-D mask is taken as it is; the plan is what says who sees whom.
         nothing = torch.zeros((1, 1, 1, 1), dtype=torch.bool, device=device)
         return backbone(attention_mask=nothing, plan=plan_tensors(batch.plan, device), **inputs).last_hidden_state
 
 
 @contextmanager
-def _attention(config: Any) -> Iterator[None]:
+def planned_attention(config: Any) -> Iterator[None]:
+    """The model's attention follows the plan that it is given; afterwards it is the model's own again."""
     before = config._attn_implementation
     config._attn_implementation = ATTENTION
     try:

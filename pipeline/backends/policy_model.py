@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from pipeline.backends.forward import choose_layout, planned_attention
 from pipeline.config import LearnerConfig, Recipe
 from pipeline.models import load_model
 from pipeline.seeds import derive_seed
@@ -24,10 +26,17 @@ def open_policy(recipe: Recipe, directory: Path, device: torch.device) -> Any:
     if recipe.learner.lora_rank:
         _add_lora(model, recipe.learner, derive_seed(recipe.seed, "lora"))
     if recipe.learner.gradient_checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        _recompute_activations(model)
     # transformers recomputes activations in training mode only, so that mode is on exactly then.
     model.train(recipe.learner.gradient_checkpointing)
     return model
+
+
+def _recompute_activations(model: Any) -> None:
+    options: dict[str, Any] = {"use_reentrant": False}
+    if choose_layout(model) == "shared":  # the recomputation runs in the backward pass, and needs the same attention
+        options["context_fn"] = lambda: (nullcontext(), planned_attention(model.config))
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=options)
 
 
 def _without_dropout(model: Any) -> None:
