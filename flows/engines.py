@@ -159,7 +159,7 @@ class Engines:
         learner = self.policy_of(version)
         if self._sampler is None:
             self._sampler = open_sampler(self.recipe, self.paths.find_checkpoint("base"), self._own_scratch())
-        if self._sampler_version != version:
+        if not (self._sampler_version == self._sampler.version.name == version):  # "none" after an engine died
             live = learner.live_policy()
             if live is not None:
                 self._sampler.load_policy(live, version)
@@ -180,8 +180,11 @@ class Engines:
 
         return list(load_problems(self.paths)[0].prompt_token_ids)
 
-    def scorer(self, reward_model: str | None) -> Scorer:
-        """The scorer, paying by this reward model; None while there is none yet, then its component is left out."""
+    def scorer(self, reward_model: str | None, *, steps: bool = False) -> Scorer:
+        """The scorer, paying by this reward model; None while there is none yet, then its component is left out.
+
+        With ``steps`` the process reward model scores the end of every step.
+        """
         if self._scorer is None or (reward_model is None) != (self._scorer_model is None):
             if self._scorer is not None:
                 self._scorer.close()
@@ -194,7 +197,19 @@ class Engines:
         elif reward_model is not None and reward_model != self._scorer_model:
             self._scorer.set_reward_model(self._load_reward_model(reward_model))
         self._scorer_model = reward_model
+        self._scorer.set_process_model(self._process_model if steps else None)
         return self._scorer
+
+    @cached_property
+    def _process_model(self) -> Any:
+        from rewards.process import ProcessRewardModel
+
+        model = ProcessRewardModel.load(self.paths.find_checkpoint("process-model"))
+
+        def score(rollouts: list[Rollout]) -> list[tuple[list[float], list[int]]]:
+            return model.score([(r.prompt_token_ids, r.completion_token_ids) for r in rollouts])
+
+        return score
 
     def _load_reward_model(self, name: str) -> Any:
         from rewards.models import OutcomeRewardModel

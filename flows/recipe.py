@@ -8,7 +8,20 @@ from flows.engines import Engines
 from flows.workflow import Workflow
 from pipeline.rundir import step_key
 from pipeline.types import Problem, StageResult
-from stages import base, evaluate, refresh, reject, reward, reward_model, rollout, select, sft, update
+from stages import (
+    base,
+    evaluate,
+    process_model,
+    refill,
+    refresh,
+    reject,
+    reward,
+    reward_model,
+    rollout,
+    select,
+    sft,
+    update,
+)
 from stages.checkpoint import step_checkpoint
 from stages.curriculum import step_problems
 
@@ -34,6 +47,10 @@ def run_recipe(flow: Workflow, engines: Engines) -> dict[str, Any]:
         sampler = engines.sampler("warm-start")
         return reward_model.run(context, sampler, engines.tokenizer, engines.scorer(None), train)
 
+    def train_process_model(context: Any) -> StageResult:
+        sampler = engines.sampler("warm-start")
+        return process_model.run(context, sampler, engines.tokenizer, engines.scorer(None), train)
+
     def sample_for_rejection(context: Any) -> StageResult:
         name = f"round-{rounds:02d}"
         scorer = engines.scorer(f"reward-model-{rounds:02d}" if learned else None)
@@ -46,6 +63,8 @@ def run_recipe(flow: Workflow, engines: Engines) -> dict[str, Any]:
     stage("sft", warm_start)
     if learned:
         stage("reward_model", train_reward_model)
+    if recipe.grpo.advantages.supervision == "process":
+        stage("process_model", train_process_model)
     evaluate_policy(flow, engines, heldout, "warm-start")
 
     for round_ in range(1, rounds + 1):
@@ -55,11 +74,13 @@ def run_recipe(flow: Workflow, engines: Engines) -> dict[str, Any]:
             f"round-{round_:02d}/refresh",
             lambda context, r=round_: refresh.run(context, engines.policy_after_round(r), r),
         )
+        flow.merge_tables(round_)
         evaluate_policy(flow, engines, heldout, f"round-{round_:02d}")
 
     stage("reject", sample_for_rejection)
     stage("regenerate", regenerate)
     evaluate_policy(flow, engines, heldout, "final")
+    flow.merge_tables()
     return flow.evaluations
 
 
@@ -69,15 +90,21 @@ def explore_and_learn(
     """One step: rollout, reward, update, each a stage with its own result."""
     key, before = step_key(round_, step), (round_ - 1) * flow.recipe.grpo.steps + step - 1
     scored_by = f"reward-model-{round_ - 1:02d}" if learned else None
+    offline = (
+        flow.recipe.grpo.objective.algorithm == "rft"
+    )  # RFT learns what the warm start wrote (2402.03300, Table 10)
+    sampled_from = "warm-start" if offline else policy_name(round_, step)
 
     def explore(context: Any) -> StageResult:
-        problems = step_problems(context, train, round_, step)
-        return rollout.run(
-            context, engines.sampler(policy_name(round_, step)), engines.tokenizer, problems, round_, step
-        )
+        problems, sampler = step_problems(context, train, round_, step), engines.sampler(sampled_from)
+        if flow.recipe.data.curriculum.refill_budget > 1:
+            scorer = engines.scorer(scored_by)
+            return refill.run(context, sampler, engines.tokenizer, scorer, problems, train, round_, step)
+        return rollout.run(context, sampler, engines.tokenizer, problems, round_, step)
 
     def pay(context: Any) -> StageResult:
-        return reward.run(context, engines.scorer(scored_by), train, f"{key}/rollout")
+        steps = flow.recipe.grpo.advantages.supervision == "process"
+        return reward.run(context, engines.scorer(scored_by, steps=steps), train, f"{key}/rollout")
 
     def learn(context: Any) -> StageResult:
         learner = engines.policy_after(before)

@@ -108,7 +108,10 @@ class RunPaths:
 
 def checkpoint_maker(name: str) -> str:
     """The stage that writes a checkpoint: ``round-01-step-0010`` is ``round-01/step-0010/update``'s."""
-    fixed = {"base": "select", "warm-start": "sft", "reward-model-00": "reward_model", "final": "regenerate"}
+    fixed = {
+        "base": "select", "warm-start": "sft", "reward-model-00": "reward_model", "process-model": "process_model",
+        "final": "regenerate",
+    }  # fmt: skip
     if name in fixed:
         return fixed[name]
     if match := re.fullmatch(r"(round-\d+)-(step-\d+)", name):
@@ -166,6 +169,8 @@ def stage_keys(recipe: Recipe) -> list[str]:
     keys = ["select", "sft"]
     if recipe.rewards.weights.get("reward_model"):
         keys.append("reward_model")
+    if recipe.grpo.advantages.supervision == "process":
+        keys.append("process_model")
     keys.append("evaluate/warm-start")
     for round_ in range(1, recipe.grpo.rounds + 1):
         for step in range(1, recipe.grpo.steps + 1):

@@ -68,3 +68,9 @@ def calibration_error(probability: np.ndarray, truth: np.ndarray) -> float:
 
 def _sigmoid(values: np.ndarray) -> np.ndarray:
     return 0.5 * (1.0 + np.tanh(0.5 * values))
+
+
+def logit(probability: float) -> float:
+    """The score whose sigmoid is ``probability``; finite for 0 and 1 too."""
+    bounded = min(max(probability, 1e-12), 1.0 - 1e-12)
+    return math.log(bounded / (1.0 - bounded))

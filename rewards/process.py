@@ -15,7 +15,7 @@ from typing import Any
 from pipeline.config import RewardModelConfig
 from pipeline.protocols import Progress
 from rewards.fitting import fit
-from rewards.measures import measure
+from rewards.measures import logit, measure
 from rewards.scalar import Marked, ScalarModel, read_kind, write_kind
 from rewards.steps import SteppedSequence, TokenText, step_ends
 
@@ -97,8 +97,8 @@ def measure_steps(scores: Sequence[Sequence[float]], rows: Sequence[SteppedSeque
         if label is not None
     ]
     last = [(g[-1], r.labels[-1], r.problem_id) for g, r in zip(scores, rows, strict=True) if r.labels[-1] is not None]
-    found = measure([_logit(s) for s, _, _ in inner], [float(x > 0.5) for _, x, _ in inner], [p for _, _, p in inner])
-    outcome = measure([_logit(s) for s, _, _ in last], [x or 0.0 for _, x, _ in last], [p for _, _, p in last])
+    found = measure([logit(s) for s, _, _ in inner], [float(x > 0.5) for _, x, _ in inner], [p for _, _, p in inner])
+    outcome = measure([logit(s) for s, _, _ in last], [x or 0.0 for _, x, _ in last], [p for _, _, p in last])
     return {**found, **{f"outcome/{name}": value for name, value in outcome.items()}}
 
 
@@ -122,8 +122,3 @@ def _marked(row: SteppedSequence) -> Marked:
 
 def _sigmoid(score: float) -> float:
     return 0.5 * (1.0 + math.tanh(0.5 * score))
-
-
-def _logit(probability: float) -> float:
-    bounded = min(max(probability, 1e-12), 1.0 - 1e-12)
-    return math.log(bounded / (1.0 - bounded))

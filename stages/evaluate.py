@@ -13,6 +13,7 @@ from pipeline.protocols import Sampler, SamplingParams
 from pipeline.rundir import StageContext
 from pipeline.seeds import derive_seed
 from pipeline.types import Problem, Reward, Rollout, StageResult
+from rewards.measures import logit
 from rewards.scoring import Scorer
 from stages.reward import reward_metrics, score_rollouts
 from stages.rollout import rollout_metrics, sample_problems
@@ -59,6 +60,7 @@ def choose(context: StageContext, problems: Sequence[Problem]) -> list[Problem]:
 
 def sampled(rollout: Rollout, reward: Reward) -> Sampled:
     """What the metrics need to know of one scored completion."""
+    learnt = reward.components.get("reward_model")  # a probability
     return Sampled(
         problem_id=rollout.problem_id,
         sample_index=rollout.sample_index,
@@ -67,7 +69,7 @@ def sampled(rollout: Rollout, reward: Reward) -> Sampled:
         status=reward.status,
         finish_reason=rollout.finish_reason,
         n_tokens=len(rollout.completion_token_ids),
-        reward_model_score=reward.components.get("reward_model"),
+        reward_model_score=None if learnt is None else logit(learnt),
         greedy=rollout.temperature == 0,
     )
 

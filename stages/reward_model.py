@@ -109,10 +109,14 @@ def split(
     context: StageContext, rows: Sequence[LabelledSequence]
 ) -> tuple[list[LabelledSequence], list[LabelledSequence]]:
     """Training and held-out rows, by a hash of the problem: the same problems are held out in every round."""
-    share = context.recipe.reward_model.heldout_share
-    seed = context.recipe.seed
-    heldout = {row.problem_id: derive_seed(seed, "rm-heldout", row.problem_id) < share * 2**63 for row in rows}
+    heldout = {row.problem_id: is_heldout(context, row.problem_id) for row in rows}
     return [r for r in rows if not heldout[r.problem_id]], [r for r in rows if heldout[r.problem_id]]
+
+
+def is_heldout(context: StageContext, problem_id: str) -> bool:
+    """Whether rollouts of this problem measure the reward models of the run, and never train one."""
+    share = context.recipe.reward_model.heldout_share
+    return derive_seed(context.recipe.seed, "rm-heldout", problem_id) < share * 2**63
 
 
 def _train(context: StageContext, start: str, rows: Sequence[LabelledSequence], *, name: str) -> dict[str, Any]:

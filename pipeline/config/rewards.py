@@ -92,6 +92,8 @@ class RewardModelConfig(Section):
     """Share of problems whose rollouts are kept out of training, to measure the model."""
     step_delimiter: str = Field(default="\n", min_length=1)
     """Process supervision: text that ends a step; the last step ends with the completion."""
+    process_samples: int = Field(default=2, ge=1)
+    """Process supervision: completions of each of ``problems`` whose steps are labelled."""
     continuations: int = Field(default=4, ge=1)
     """Process supervision: completions drawn from the end of each step to estimate its label (Math-Shepherd: 8)."""
     step_labels: Literal["soft", "hard"] = "soft"

@@ -1,0 +1,166 @@
+"""Process reward model: step labels by Monte Carlo continuation from the warm start (arXiv 2312.08935), then training.
+
+Continuations are rollouts like all others, recorded with purpose "process": prompt ids are those of problem and prefix.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+from pipeline import store
+from pipeline.protocols import Sampler, no_progress
+from pipeline.rundir import StageContext
+from pipeline.seeds import content_id
+from pipeline.types import Completion, Problem, Rollout, StageResult
+from rewards.process import ProcessRewardModel, measure_steps, train_process_model
+from rewards.scoring import Scorer
+from rewards.steps import Prefix, SteppedSequence, TokenText, label_steps, step_ends
+from stages.checkpoint import new_checkpoint
+from stages.reward import read_rewards
+from stages.reward_model import is_heldout
+from stages.rollout import SHARD, read_rollouts, sample_problems, training_params
+
+NAME = "process-model"
+
+
+def run(
+    context: StageContext, sampler: Sampler, tokenizer: Any, scorer: Scorer, problems: Sequence[Problem]
+) -> StageResult:
+    """Sample completions, label their steps, train the head on the warm start's backbone; measured on held-out problems."""
+    config = context.recipe.reward_model
+    chosen = random.Random(context.seed("problems")).sample(list(problems), min(config.problems, len(problems)))
+    rollouts = sample_problems(
+        context, sampler, tokenizer, chosen, samples=config.process_samples, purpose="process",
+        params=training_params(context),
+    )  # fmt: skip
+    work = _Labelling(context, sampler, tokenizer, scorer, {p.problem_id: p for p in chosen})
+    rows = label_steps(work.completions(rollouts), work.continue_from, config.step_labels)
+    train = [row for row in rows if not is_heldout(context, row.problem_id)]
+    heldout = [row for row in rows if is_heldout(context, row.problem_id)]
+    with new_checkpoint(context.paths, NAME) as partial:
+        metrics = train_process_model(
+            context.paths.find_checkpoint("warm-start"), train, config, seed=context.seed("train"), out=partial,
+            progress=context.progress,
+        )  # fmt: skip
+    measured = _measure(context, heldout)
+    return StageResult(
+        context.key,
+        outputs={"checkpoint": f"checkpoints/{NAME}"},
+        metrics={
+            "completions": len(rollouts), "continuations": work.sampled,
+            **{f"train/{k}": v for k, v in metrics.items()}, **{f"heldout/{k}": v for k, v in measured.items()},
+        },
+    )  # fmt: skip
+
+
+def _measure(context: StageContext, rows: Sequence[SteppedSequence]) -> dict[str, Any]:
+    model = ProcessRewardModel.load(context.paths.find_checkpoint(NAME))
+    scores = model.score([(row.prompt_token_ids, row.completion_token_ids) for row in rows])
+    return measure_steps([rewards for rewards, _ in scores], rows)
+
+
+class _Labelling:
+    """Samples, judges and records what ``label_steps`` asks for; what an earlier attempt recorded is read."""
+
+    def __init__(
+        self, context: StageContext, sampler: Sampler, tokenizer: Any, scorer: Scorer, problems: Mapping[str, Problem]
+    ) -> None:
+        self.context, self.sampler, self.tokenizer = context, sampler, tokenizer
+        self.scorer, self.problems = scorer, problems
+        self.sampled = 0
+
+    def completions(self, rollouts: Sequence[Rollout]) -> list[tuple[Prefix, tuple[int, ...], bool | None]]:
+        """Each whole completion with its steps' ends and its verdict."""
+        verdicts = self._verdicts(rollouts, {}, part=0)
+        text, delimiter = TokenText(self.tokenizer), self.context.recipe.reward_model.step_delimiter
+        return [
+            (
+                Prefix(r.problem_id, tuple(r.prompt_token_ids), tuple(r.completion_token_ids)),
+                step_ends(text.pieces(r.completion_token_ids), delimiter),
+                verdicts[r.rollout_id],
+            )
+            for r in rollouts
+        ]
+
+    def continue_from(self, prefixes: Sequence[Prefix]) -> list[list[bool | None]]:
+        """Verdicts of ``continuations`` completions of each prefix."""
+        count = self.context.recipe.reward_model.continuations
+        # By length, so that the prefixes of a shard leave about as many tokens to the limit.
+        order = sorted(range(len(prefixes)), key=lambda index: len(prefixes[index].completion_token_ids))
+        size = max(1, SHARD // count)
+        shards = [order[start : start + size] for start in range(0, len(order), size)]
+        found: list[list[bool | None]] = [[] for _ in prefixes]
+        for number, shard in enumerate(shards):
+            # Parts 0.. of the stage are its whole completions.
+            rows = self._shard([prefixes[index] for index in shard], number * size, part=10_000 + number)
+            (self.context.progress or no_progress)(number + 1, len(shards), "continuations")
+            for index, verdicts in zip(shard, rows, strict=True):
+                found[index] = verdicts
+        return found
+
+    def _shard(self, prefixes: Sequence[Prefix], first: int, part: int) -> list[list[bool | None]]:
+        context, count = self.context, self.context.recipe.reward_model.continuations
+        limit = training_params(context)
+        longest = max(len(prefix.completion_token_ids) for prefix in prefixes)
+        params = replace(limit, max_tokens=max(1, limit.max_tokens - longest))
+        seeds = [[context.seed("continue", *_digest(prefix), i) for i in range(count)] for prefix in prefixes]
+        ids = [[content_id(context.paths.run_id, context.key, *_digest(p), i) for i in range(count)] for p in prefixes]
+        if not store.has(context.paths, "rollouts", context.key, part):
+            prompts = [[*prefix.prompt_token_ids, *prefix.completion_token_ids] for prefix in prefixes]
+            drawn = self.sampler.sample(prompts, params, seeds)
+            rows = [
+                self._row(prefix, completion, rollout_id, seed, first + number, i, params.max_tokens)
+                for number, (prefix, group) in enumerate(zip(prefixes, drawn, strict=True))
+                for i, (completion, rollout_id, seed) in enumerate(zip(group, ids[number], seeds[number], strict=True))
+            ]
+            store.append(context.paths, "rollouts", context.key, [asdict(row) for row in rows], part=part)
+        wanted = {rollout_id for group in ids for rollout_id in group}
+        rollouts = [r for r in read_rollouts(context.paths, context.key) if r.rollout_id in wanted]
+        before = {i: prefix.completion_token_ids for prefix, group in zip(prefixes, ids, strict=True) for i in group}
+        verdicts = self._verdicts(rollouts, before, part)
+        self.sampled += len(rollouts)
+        return [[verdicts[rollout_id] for rollout_id in group] for group in ids]
+
+    def _row(
+        self, prefix: Prefix, completion: Completion, rollout_id: str, seed: int, number: int, i: int, max_tokens: int
+    ) -> Rollout:
+        context, config, version = self.context, self.context.recipe.sampler, self.sampler.version
+        reward_model = context.recipe.reward_model
+        return Rollout(
+            rollout_id=rollout_id, run_id=context.paths.run_id, stage=context.key, purpose="process", round=None,
+            step=None, group_id=content_id(context.paths.run_id, context.key, *_digest(prefix)),
+            problem_id=prefix.problem_id,
+            # Past those of the whole completions: the two never share an index.
+            sample_index=reward_model.process_samples + number * reward_model.continuations + i,
+            seed=seed, policy_version=version.name, policy_checksum=version.checksum, engine=config.engine,
+            temperature=config.temperature, top_p=config.top_p, top_k=config.top_k, min_p=config.min_p,
+            max_tokens=max_tokens, prompt_token_ids=[*prefix.prompt_token_ids, *prefix.completion_token_ids],
+            completion_token_ids=list(completion.token_ids), sampling_logprobs=list(completion.logprobs),
+            finish_reason=completion.finish_reason,
+            text=self.tokenizer.decode(list(completion.token_ids), skip_special_tokens=True), seconds=completion.seconds,
+        )  # fmt: skip
+
+    def _verdicts(
+        self, rollouts: Sequence[Rollout], before: Mapping[str, Sequence[int]], part: int
+    ) -> dict[str, bool | None]:
+        """Verdicts by rollout id, recorded; a continuation is judged together with the prefix ``before`` it."""
+        context = self.context
+        if not store.has(context.paths, "rewards", context.key, part):
+            whole = [self._joined(rollout, before.get(rollout.rollout_id, ())) for rollout in rollouts]
+            rewards = self.scorer.verify(self.problems, whole)
+            store.append(context.paths, "rewards", context.key, [asdict(reward) for reward in rewards], part=part)
+        return {reward.rollout_id: reward.correct for reward in read_rewards(context.paths, context.key)}
+
+    def _joined(self, rollout: Rollout, before: Sequence[int]) -> Rollout:
+        if not before:
+            return rollout
+        text = self.tokenizer.decode([*before, *rollout.completion_token_ids], skip_special_tokens=True)
+        return replace(rollout, text=text)
+
+
+def _digest(prefix: Prefix) -> tuple[str, str]:
+    """What names a prefix: its problem and a hash of its tokens."""
+    return prefix.problem_id, content_id(*prefix.completion_token_ids)
