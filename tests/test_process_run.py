@@ -6,6 +6,7 @@ from pipeline import store
 from pipeline.rundir import read_result
 from tests.tiny import tiny_run
 
+pytestmark = pytest.mark.slow
 PROCESS = [
     'grpo.advantages.supervision="process"', 'reward_model.step_delimiter="o"', "reward_model.continuations=3",
     "reward_model.process_samples=2", "grpo.rounds=1", "grpo.steps=2",
