@@ -96,8 +96,8 @@ def _final(answer_format: str) -> Callable[[str], str]:
 
 def _solution(problem: Problem, config: DataConfig) -> str | None:
     """The worked solution, ending with the answer in the format; a box that is already there stays as it is."""
-    if problem.solution is None:
-        return None
+    if problem.solution is None or "tests" in problem.meta:  # a program has no answer to be marked
+        return problem.solution
     body = problem.solution.strip()
     if config.template == "r1_think":
         return f" {_unboxed(body)} </think> {_final('tags')(problem.answer)}"

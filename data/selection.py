@@ -38,10 +38,10 @@ class Sifted:
 
 
 def drop_empty(problems: Iterable[Problem]) -> Sifted:
-    """Rule "empty": a problem without text or without a gold answer cannot be learnt from or judged."""
+    """Rule "empty": a problem without text, or with neither gold answer nor unit tests, cannot be learnt from or judged."""
     kept, aside = [], []
     for problem in problems:
-        if problem.problem and problem.answer:
+        if problem.problem and (problem.answer or "tests" in problem.meta):
             kept.append(problem)
         else:
             missing = "gold answer is empty" if problem.problem else "problem text is empty"

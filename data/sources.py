@@ -5,6 +5,7 @@ Golds are taken as each set stores them and are not judged here; the selection s
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -143,7 +144,10 @@ def _generic(row: Row, columns: dict[str, str], where: str) -> Problem:
     text = _text(_get(row, columns, "problem", where))
     raw = _optional(row, columns, "solution", where)
     solution = _text(raw) if raw is not None else None
-    if "answer" in columns or "answer" in row or solution is None:
+    tests = _tests(_optional(row, columns, "tests", where), where)
+    if tests is not None:
+        answer = _text(_optional(row, columns, "answer", where))
+    elif "answer" in columns or "answer" in row or solution is None:
         answer = _text(_get(row, columns, "answer", where))
     else:
         boxed = last_boxed(solution)
@@ -157,8 +161,24 @@ def _generic(row: Row, columns: dict[str, str], where: str) -> Problem:
         solution=solution or None,
         level=_level(_optional(row, columns, "level", where)),
         subject=_text(subject) or None,
-        meta={} if row_id is None else {"id": str(row_id)},
-    )
+        meta={
+            **({} if row_id is None else {"id": str(row_id)}), **({} if tests is None else {"tests": tests}),
+        },
+    )  # fmt: skip
+
+
+def _tests(value: Any, where: str) -> list[Any] | None:
+    """Unit tests of a code problem: a list, or the JSON of one; None where there are none."""
+    if value is None:
+        return None
+    try:
+        tests = json.loads(value) if isinstance(value, str) else value
+        # Parquet gives every test all the fields that any of them has.
+        return [{name: text for name, text in dict(test).items() if text is not None} for test in tests]
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"{where}: tests {str(value)[:60]!r}: expected a list of objects, or its JSON ({error})"
+        ) from None
 
 
 def _marked(text: str) -> tuple[str, str]:

@@ -11,6 +11,7 @@ from pipeline.config import RewardConfig
 from pipeline.models import load_tokenizer, prepare_base
 from pipeline.rundir import StageContext
 from pipeline.types import Problem, TrainSequence
+from rewards.code import CodeRunner, CodeVerdict, tests_of
 from rewards.workers import VerifierPool
 from stages.checkpoint import is_intact, new_checkpoint
 
@@ -48,8 +49,21 @@ def gold_check(config: RewardConfig) -> Callable[[Sequence[Problem]], list[str |
     """A function that says of each problem why its gold cannot be used, or None: it must be correct against itself."""
 
     def check(problems: Sequence[Problem]) -> list[str | None]:
+        maths, codes = ([p for p in problems if (tests_of(p) is not None) == code] for code in (False, True))
         with VerifierPool(config.workers, config.timeout, config.memory_mb) as pool:
-            verdicts = pool.judge_many([(p.answer, f"\\boxed{{{p.answer}}}", "stop") for p in problems])
-        return [None if v.status == "correct" else f"the verifier says {v.status} of the gold itself" for v in verdicts]
+            verdicts = pool.judge_many([(p.answer, f"\\boxed{{{p.answer}}}", "stop") for p in maths])
+        judged = iter([
+            None if v.status == "correct" else f"the verifier says {v.status} of the gold itself" for v in verdicts
+        ])  # fmt: skip
+        # Of a code problem whose solution has no program, only the form of the tests can be checked.
+        tried = iter(CodeRunner(config).judge_many([(p, p.solution or "", "stop") for p in codes]))
+        return [
+            next(judged) if tests_of(p) is None else _tests_fault(next(tried)) for p in problems
+        ]  # fmt: skip
 
     return check
+
+
+def _tests_fault(verdict: CodeVerdict) -> str | None:
+    usable = verdict.status in ("correct", "no_answer")
+    return None if usable else f"its own solution against its tests is {verdict.status}: {verdict.rule}"

@@ -1,6 +1,7 @@
 """Code with unit tests: honest programs earn what they pass; hacks earn nothing and harm nothing."""
 
 import contextlib
+import json
 import os
 import shutil
 import socket
@@ -9,11 +10,15 @@ import time
 
 import pytest
 
-from pipeline.config import RewardConfig
+from data.selection import drop_empty
+from data.sources import load_source
+from pipeline.config import DataConfig, RewardConfig
+from pipeline.config.data import SourceConfig
 from rewards.code import CodeRunner, code_score, extract_program
 from rewards.sandbox import run
 from rewards.sandbox.lockdown import landlock_abi
 from rewards.sandbox.run import Limits, run_script, run_test
+from stages.base import gold_check
 from tests.scored import problem
 
 pytestmark = pytest.mark.skipif(
@@ -406,3 +411,25 @@ def test_the_weak_sandbox_is_a_choice(no_landlock):
     config = RewardConfig(code_weak_sandbox=True)
     program = "```python\ndef add(a, b): return a + b\n```"
     assert CodeRunner(config).judge_many([(problem(tests=ADD[:1]), program, "stop")])[0].status == "correct"
+
+
+def test_code_problems_come_from_a_file_and_their_solutions_are_checked(tmp_path):
+    file = tmp_path / "code.jsonl"
+    good = "```python\ndef add(a, b):\n    if a:\n        return a + b\n    return b\n```"
+    rows = [
+        {"problem": "Write add(a, b).", "tests": [{"code": "assert add(1, 2) == 3"}], "solution": good},
+        {"problem": "Write add2.", "tests": json.dumps([{"code": "assert add(1, 2) == 4"}]), "solution": good},
+        {"problem": "Echo.", "tests": [{"stdin": "a", "stdout": "a"}]},
+        {"problem": "Broken.", "tests": [{"in": "a"}]},
+        {"problem": "2 + 2?", "answer": "4"},
+    ]
+    file.write_text("\n".join(map(json.dumps, rows)))
+    problems = load_source(SourceConfig(name="file", path=str(file)), DataConfig(), 0)
+    assert drop_empty(problems).kept == problems  # tests stand for a gold answer
+    assert problems[0].solution == good
+    reasons = gold_check(RewardConfig())(problems)
+    assert [reason is None for reason in reasons] == [True, False, True, False, True]
+    assert "its own solution against its tests is incorrect" in reasons[1]
+    file.write_text('{"problem": "x", "tests": "no JSON"}')
+    with pytest.raises(ValueError, match=r"tests 'no JSON': expected a list of objects"):
+        load_source(SourceConfig(name="file", path=str(file)), DataConfig(), 0)

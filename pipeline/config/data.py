@@ -28,7 +28,8 @@ class SourceConfig(Section):
     alias: str | None = None
     """Name that this source's problems carry; None takes the set's name, or the stem of a local file."""
     columns: dict[str, str] = Field(default_factory=dict)
-    """Column mapping, ours to theirs: problem, answer, solution, level, subject, id."""
+    """Column mapping, ours to theirs: problem, answer, solution, level, subject, id, and for code problems tests
+    (a list of {"stdin", "stdout"} or {"code": "assert …"}, or its JSON; see rewards.code)."""
     tasks: tuple[str, ...] = ()
     """Tasks of reasoning_gym, each giving ``limit`` problems shared evenly."""
     limit: int | None = Field(default=None, ge=1)
