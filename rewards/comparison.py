@@ -66,11 +66,7 @@ def _bare(text: str) -> str:
 def _compare(gold: str, answer: str, leaf: Leaf) -> Outcome:
     if _bare(gold) == _bare(answer):
         return True, "equal strings"
-    for rule in (_by_choice, _by_clock, _by_base, _by_text, _by_name, _by_number, _by_ratio, _by_set, _by_list):
-        outcome = rule(gold, answer, leaf)
-        if outcome is not None:
-            return outcome
-    for rule in (_by_tuple, _by_matrix, _by_equation):
+    for rule in RULES:
         outcome = rule(gold, answer, leaf)
         if outcome is not None:
             return outcome
@@ -266,3 +262,10 @@ def _by_expression(gold: str, answer: str, leaf: Leaf) -> Outcome:
     if r"\ldots" in answer or not answer or re.search(r"(?<![A-Za-z\\])\\text\{", answer):
         return False, "the answer is no expression"
     return leaf(gold, answer), "sympy"
+
+
+RULES = (
+    _by_choice, _by_clock, _by_base, _by_text, _by_name, _by_number,
+    _by_ratio, _by_set, _by_list, _by_tuple, _by_matrix, _by_equation,
+)  # fmt: skip
+"""In this order: the first that knows the gold's kind decides."""

@@ -2,6 +2,13 @@
 
 ``decide_here`` settles equal strings, number literals and everything that can be rejected by its form. What is left
 needs sympy and is judged in a worker process that can be killed (``rewards.workers``).
+
+Where public graders differ, this one decides: 6/8 is 3/4, but the ratio 6:8 is not 3:4; 2,74 is a list, not a decimal;
+1011 answers 1011_2 (the problem names the base); 7+3/4, 2^10 and the like are not worked out and so no answer to a
+number, 10^5 is one; 90 degrees is not \\pi/2; (1,2) is neither 1,2 nor {1,2}; \\log is to base 10, \\ln is not; a decimal
+gold is not answered by more digits, nor 3 by 2.9999999; without a marker there is no answer; what the text says after
+the box is not read; an answer tag outweighs a box outside it; of boxes with text between them the last counts; {5} is 5;
+of several #### lines the last counts.
 """
 
 from __future__ import annotations

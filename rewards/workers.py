@@ -25,7 +25,7 @@ from rewards.verifier import Verdict, decide_extracted
 
 __all__ = ["Verdict", "VerifierPool"]
 
-START_SECONDS = 120.0
+START_SECONDS = 300.0
 """Longest start of a worker (importing sympy on a loaded machine)."""
 CACHED = 1 << 16
 """Verdicts kept by (gold, extracted answer); the oldest used goes first."""
