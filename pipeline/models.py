@@ -37,7 +37,7 @@ def build_embedded(shape: EmbeddedModel, corpus: Iterable[str], seed: int, direc
     from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
 
     tokenizer = train_tokenizer(corpus, shape)
-    pad, end = (tokenizer.convert_tokens_to_ids(token) for token in (PAD, END))
+    pad, end = (tokenizer.get_vocab()[token] for token in (PAD, END))
     config = Qwen2Config(
         vocab_size=len(tokenizer),
         hidden_size=shape.width,
@@ -95,17 +95,18 @@ def train_tokenizer(corpus: Iterable[str], shape: EmbeddedModel) -> PreTrainedTo
     )
     tokenizer.train_from_iterator(corpus, trainer)
     trained = json.loads(tokenizer.to_str())["model"]
-    return Qwen2Tokenizer(
-        vocab=trained["vocab"],
-        merges=[tuple(merge) for merge in trained["merges"]],
-        unk_token=None,
-        pad_token=PAD,
-        eos_token=END,
-        extra_special_tokens=[USER, ASSISTANT, SYSTEM],
-        chat_template=CHAT_TEMPLATE,
-        model_max_length=shape.context,
-        clean_up_tokenization_spaces=False,
-    )
+    options: dict[str, Any] = {
+        "vocab": trained["vocab"],
+        "merges": [tuple(merge) for merge in trained["merges"]],
+        "unk_token": None,
+        "pad_token": PAD,
+        "eos_token": END,
+        "extra_special_tokens": [USER, ASSISTANT, SYSTEM],
+        "chat_template": CHAT_TEMPLATE,
+        "model_max_length": shape.context,
+        "clean_up_tokenization_spaces": False,
+    }
+    return Qwen2Tokenizer(**options)
 
 
 def load_tokenizer(name: str | Path, config: ModelConfig) -> PreTrainedTokenizerBase:
@@ -127,7 +128,7 @@ def load_model(name: str | Path, config: ModelConfig, *, device: str = "cpu", tr
     from transformers import AutoModelForCausalLM
 
     dtype = torch.float32 if train else getattr(torch, config.dtype)
-    model = AutoModelForCausalLM.from_pretrained(
+    model: Any = AutoModelForCausalLM.from_pretrained(
         str(name),
         revision=_revision(name, config),
         trust_remote_code=config.trust_remote_code,
@@ -135,7 +136,8 @@ def load_model(name: str | Path, config: ModelConfig, *, device: str = "cpu", tr
         dtype=dtype,
         attn_implementation="sdpa",
     )
-    return model.to(device).eval().requires_grad_(train)
+    loaded: PreTrainedModel = model.to(device).eval().requires_grad_(train)
+    return loaded
 
 
 def _revision(name: str | Path, config: ModelConfig) -> str:

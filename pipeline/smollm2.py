@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
+from typing import Any
 
 
 def convert_smollm2(directory: Path) -> Path:
@@ -22,8 +23,9 @@ def convert_smollm2(directory: Path) -> Path:
     from pipeline.models import save_model
 
     source = _gguf_file()
-    options = {"gguf_file": source.name, "dtype": torch.float32}
-    model = AutoModelForCausalLM.from_pretrained(str(source.parent), **options).to(torch.bfloat16)
+    options: dict[str, Any] = {"gguf_file": source.name, "dtype": torch.float32}
+    model: Any = AutoModelForCausalLM.from_pretrained(str(source.parent), **options)
+    model = model.to(torch.bfloat16)
     tokenizer = AutoTokenizer.from_pretrained(str(source.parent), gguf_file=source.name)
     tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
