@@ -104,7 +104,11 @@ async def watch_heartbeats() -> None:
             threshold=1,
             within=HEARTBEATS,
         ),
-        actions=[ChangeFlowRunState(state=StateType.CRASHED, message="no heartbeat for three minutes")],
+        actions=[
+            ChangeFlowRunState(
+                name=None, state=StateType.CRASHED, message="no heartbeat for three minutes", force=False
+            )
+        ],
     )
     try:
         await Automation.aread(name=WATCH)

@@ -36,7 +36,7 @@ SECONDS_AT_THE_END = 10.0
 
 
 @task(name="stage", task_run_name="{key}", cache_policy=NO_CACHE, persist_result=False, retries=0)
-def stage_task(key: str, round_: int | None, step: int | None, work: Callable[[], StageResult], reused: bool) -> Any:
+def stage_task(key: str, round_: int | None, step: int | None, work: Callable[[], None], reused: bool) -> Any:
     """One stage. Its result is on disk, not in Prefect: what is complete there is shown as Reused."""
     if reused:
         return Completed(name="Reused", message="complete on disk")
@@ -50,9 +50,12 @@ def in_task(key: str, body: Callable[[], StageResult], reused: bool) -> StageRes
     match = STEP_KEY.fullmatch(key)
     round_ = int(match[1]) if match else None
     step = int(match[2]) if match and match[2] else None
-    stage_task.with_options(name=match[3] if match else key.split("/")[0])(
-        key, round_, step, lambda: results.append(body()) or results[0], reused
-    )
+
+    def work() -> None:
+        results.append(body())
+
+    named: Any = stage_task.with_options(name=match[3] if match else key.split("/")[0])
+    named(key, round_, step, work, reused)
     return results[0] if results else body()
 
 

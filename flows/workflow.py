@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from typing import Any, Protocol
 
 from flows.console import Display, Throttle
+from pipeline import store
 from pipeline.config import Recipe
 from pipeline.protocols import EngineDied
 from pipeline.rundir import RunPaths, StageContext, read_result, write_result
@@ -62,6 +63,11 @@ class Workflow:
             result = self._execute(key, lambda: self._run(key, body), False)
         self.display.end(key, result, reused=existing is not None)
         return result
+
+    def merge_tables(self, round_: int | None = None) -> None:
+        """Merge the small files of a finished round (of the other finished stages) that this run wrote itself."""
+        if round_ is None or self.paths.result_file(f"round-{round_:02d}/refresh").is_file():
+            store.compact(self.paths, round_)
 
     def progress(self, done: int, total: int, note: str = "") -> None:
         """Progress of the stage that is running."""
