@@ -65,7 +65,8 @@ def test_equal_pairs_are_judged_once_in_a_call() -> None:
             return original(gold, answer, timeout)
 
         pool._all[0].run = counted  # type: ignore[method-assign]
-        cases: list[Case] = [*[(SLOW_GOLD, HANGS, "stop")] * 3, *[NEEDS_SYMPY] * 3, ("5", r"\boxed{5}", "stop")]
+        hangs: Case = (SLOW_GOLD, HANGS, "stop")
+        cases: list[Case] = [*[hangs] * 3, *[NEEDS_SYMPY] * 3, ("5", r"\boxed{5}", "stop")]
         verdicts = pool.judge_many(cases)
         assert [v.status for v in verdicts] == ["timeout"] * 3 + ["correct"] * 4
         assert started == 2
