@@ -159,12 +159,12 @@ class RunFacts:
 
     @property
     def reward_models(self) -> list[dict[str, Any]]:
-        """Measures of the reward model on held-out rollouts: when first trained, then before and after each refresh."""
+        """Measures of the reward models on held-out rollouts: when first trained, then before and after each refresh."""
         rows = []
         for key, result in self.stages.items():
-            prefixes = {"reward_model": ["heldout/"]}.get(
-                key, ["before/", "after/"] if key.endswith("/refresh") else []
-            )
+            prefixes = ["before/", "after/"] if key.endswith("/refresh") else []
+            if key in ("reward_model", "process_model"):
+                prefixes = ["heldout/"]
             for prefix in prefixes:
                 values = {k.removeprefix(prefix): v for k, v in result.metrics.items() if k.startswith(prefix)}
                 if values:
