@@ -13,7 +13,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline.schema import COMPONENT_PREFIX, MOMENT, NUMBERS, Column, arrow_schema, columns, physical_schema
+from pipeline.schema import (
+    COMPONENT_PREFIX,
+    MOMENT,
+    NUMBERS,
+    STAGE_COLUMN,
+    Column,
+    arrow_schema,
+    columns,
+    physical_schema,
+)
 from pipeline.types import UNSCORED, FinishReason, Purpose, Status
 
 UPDATE_KEYS = {"run_id", "stage", "round", "step"}
@@ -43,7 +52,8 @@ def normalise(table: str, key: str, rows: Sequence[Mapping[str, Any]] | Sequence
         components = _split(arrays.pop("components"))
     schema = physical_schema(table, tuple(components))
     stage = pa.DictionaryArray.from_arrays(pa.array(np.zeros(len(rows), np.int32)), pa.array([key])).cast(pa.string())
-    return pa.table([*arrays.values(), *components.values(), stage], schema=schema)
+    named = arrays | {COMPONENT_PREFIX + name: values for name, values in components.items()} | {STAGE_COLUMN: stage}
+    return pa.table([named[name] for name in schema.names], schema=schema)
 
 
 def logical(table: str, data: pa.Table, names: Sequence[str] | None = None) -> pa.Table:

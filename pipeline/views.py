@@ -105,12 +105,14 @@ def _renamed(table: str, name: str) -> str:
 
 def view_columns(components: list[str] | None = None) -> dict[str, list[tuple[str, str, str]]]:
     """(name, SQL type, meaning) of every column, by view; the components' columns come with the names given."""
+    named = [(COMPONENT_PREFIX + name, "DOUBLE", f"component {name}, unweighted") for name in components or []]
     shown = {
         table: [(c.name, SHOWN_TYPES.get(c.name, sql_type(c.type)), c.doc) for c in stored_columns(table)]
-        + [(COMPONENT_PREFIX + n, "DOUBLE", f"component {n}, unweighted") for n in _of(table, components or [])]
         for table in TABLES
     }
     shown[SCORED] = [(c.name, sql_type(c.type), c.doc) for _, c in scored_columns()]
+    shown["rewards"] += named
+    shown[SCORED] += named
     shown["groups"] = [(name, "", doc) for name, doc in GROUP_COLUMNS.items()]
     shown["runs"] = [(name, type_, doc) for name, (type_, doc) in RUN_COLUMNS.items()]
     shown["stages"] = [(name, type_, doc) for name, (type_, doc) in STAGE_COLUMNS.items()]

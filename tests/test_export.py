@@ -20,7 +20,9 @@ def root(tmp_path):
                       completion_token_ids=[9, 9, 9])  # fmt: skip
     store.append(run, "rollouts", "reject", [twin, cut])
     store.append(run, "rewards", "reject", [reward_row("zz-twin", True), reward_row(cut["rollout_id"], True)])
-    held = rollout_row(run, "evaluate/final", 0, purpose="evaluate", round=None, step=None, completion_token_ids=[3, 3, 3])
+    held = rollout_row(
+        run, "evaluate/final", 0, purpose="evaluate", round=None, step=None, completion_token_ids=[3, 3, 3]
+    )
     store.append(run, "rollouts", "evaluate/final", [held])
     store.append(run, "rewards", "evaluate/final", [reward_row(held["rollout_id"], True)])
     return tmp_path / "runs"

@@ -43,7 +43,9 @@ def test_the_hash_tells_completions_apart_by_ids_and_order(tmp_path):
         rollout_row(run, KEY, i, completion_token_ids=t, sampling_logprobs=[-0.5] * len(t)) for i, t in enumerate(ids)
     ]
     store.append(run, "rollouts", KEY, rows)
-    found = store.sql("SELECT completion_hash, completion_length FROM rollouts ORDER BY seed", root=tmp_path).to_pylist()
+    found = store.sql(
+        "SELECT completion_hash, completion_length FROM rollouts ORDER BY seed", root=tmp_path
+    ).to_pylist()
     hashes = [row["completion_hash"] for row in found]
     assert [row["completion_length"] for row in found] == [3, 3, 3, 2, 4, 0]
     assert hashes[0] == hashes[1] and len(set(hashes)) == 5

@@ -13,7 +13,7 @@ from pipeline.lineage import Lineage
 from pipeline.queries import QUERIES, named_sql
 from pipeline.rundir import write_result
 from pipeline.types import StageResult
-from tests.store_rows import finish_round, new_run, problem_row, record_step, reward_row, rollout_row
+from tests.store_rows import finish_round, new_run, problem_row, reward_row, rollout_row
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +86,12 @@ def test_learnt_and_forgotten_problems(root):
 def test_reward_hacking_suspects_are_where_reward_rose_and_correctness_fell(root):
     (row,) = named(root, "hacking_suspects")
     # Reward of p1: 2/4 in round 1, 3/3 in round 2.
-    assert (row["problem_id"], row["round"], row["reward_change"], row["pass_rate_change"]) == ("p1", 2, 0.5, 1 / 3 - 0.5)
+    assert (row["problem_id"], row["round"], row["reward_change"], row["pass_rate_change"]) == (
+        "p1",
+        2,
+        0.5,
+        1 / 3 - 0.5,
+    )
 
 
 def test_duplicates_are_counted_in_their_group(root):
@@ -122,7 +127,12 @@ def test_truncation_by_level(root):
 def test_groups_say_what_their_completions_got(root):
     text = "SELECT problem_id, completions, scored, correct, reward_mean, zero_variance, truncated FROM groups ORDER BY round, 1"
     rows = [tuple(row.values()) for row in store.sql(text, "a", root=root).to_pylist()]
-    assert rows == [("p0", 4, 4, 1, 0.25, 0, 0), ("p1", 4, 4, 2, 0.5, 0, 1), ("p0", 4, 4, 3, 0.75, 0, 0), ("p1", 4, 3, 1, 1.0, 1, 1)]
+    assert rows == [
+        ("p0", 4, 4, 1, 0.25, 0, 0),
+        ("p1", 4, 4, 2, 0.5, 0, 1),
+        ("p0", 4, 4, 3, 0.75, 0, 0),
+        ("p1", 4, 3, 1, 1.0, 1, 1),
+    ]
 
 
 def test_a_query_that_needs_a_reward_model_says_so(tmp_path):
@@ -222,7 +232,9 @@ def test_time_and_memory_are_bounded(root):
 
 # -- forms of an answer -----------------------------------------------------------------------------------------------
 
-NESTED = "SELECT rollout_id, prompt_token_ids, NULL AS nothing, 'nan'::DOUBLE AS number FROM rollouts ORDER BY 1 LIMIT 2"
+NESTED = (
+    "SELECT rollout_id, prompt_token_ids, NULL AS nothing, 'nan'::DOUBLE AS number FROM rollouts ORDER BY 1 LIMIT 2"
+)
 
 
 def test_csv_json_and_json_lines_on_standard_output(root, capsys):
@@ -280,12 +292,18 @@ def test_the_schema_documents_every_column_and_component(root, capsys):
     answer(None, None, root, schema=True)
     printed = capsys.readouterr().out
     connection = store.connect(root=root)
-    views = [row[0] for row in connection.sql("SELECT DISTINCT table_name FROM duckdb_columns() WHERE NOT internal").fetchall()]
+    views = [
+        row[0]
+        for row in connection.sql("SELECT DISTINCT table_name FROM duckdb_columns() WHERE NOT internal").fetchall()
+    ]
     assert len(views) == 11
     for view in views:
         described = printed.split(f"\n{view}\n" if view != "problems" else "problems\n")[1].split("\n")
         for column in connection.sql(f"DESCRIBE {view}").fetchall():
-            assert any(line.split()[:1] == [column[0]] and len(line.split()) > 2 for line in described), (view, column[0])
+            assert any(line.split()[:1] == [column[0]] and len(line.split()) > 2 for line in described), (
+                view,
+                column[0],
+            )
 
 
 def test_answers_go_to_pandas_arrow_and_hugging_face(root):
@@ -297,7 +315,17 @@ def test_answers_go_to_pandas_arrow_and_hugging_face(root):
 
 def test_a_store_without_rows_answers_with_none(tmp_path):
     new_run(tmp_path, "a")
-    for view in ("rollouts", "rewards", "advantages", "updates", "evaluations", "problems", "groups", "scored", "stages"):
+    for view in (
+        "rollouts",
+        "rewards",
+        "advantages",
+        "updates",
+        "evaluations",
+        "problems",
+        "groups",
+        "scored",
+        "stages",
+    ):
         assert store.sql(f"FROM {view}", root=tmp_path).num_rows == 0
     with pytest.raises(FileNotFoundError, match="no folder of runs"):
         store.sql("FROM runs", root=tmp_path / "nowhere")

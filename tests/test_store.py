@@ -214,7 +214,7 @@ def test_a_child_sees_what_it_inherited_and_its_own(tmp_path, merged):
 
 
 def test_a_child_that_merged_its_round_is_still_left_out_over_all_runs(tmp_path):
-    parent, child = family(tmp_path)
+    _parent, child = family(tmp_path)
     record_step(child, 1, 3, [False, False, False, False])
     finish_round(child, 1)
     store.compact(child, 1, grace=0.0)
@@ -237,7 +237,7 @@ def test_a_verdict_that_only_the_child_gave_counts_over_all_runs(tmp_path):
 
 
 def test_a_grandchild_reads_each_stage_from_where_it_was_done(tmp_path):
-    parent, child = family(tmp_path)
+    parent, _child = family(tmp_path)
     keys = [f"round-01/step-{n:04d}/{s}" for n in (1, 2) for s in ("rollout", "reward", "update")]
     grandchild = new_run(tmp_path, "a-r1-r1", parent="a-r1", resume_from="round-01/step-0003/rollout", inherited=keys)
     record_step(grandchild, 1, 3, [True] * 4)
