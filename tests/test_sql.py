@@ -125,7 +125,8 @@ def test_truncation_by_level(root):
 
 
 def test_groups_say_what_their_completions_got(root):
-    text = "SELECT problem_id, completions, scored, correct, reward_mean, zero_variance, truncated FROM groups ORDER BY round, 1"
+    columns = "problem_id, completions, scored, correct, reward_mean, zero_variance, truncated"
+    text = f"SELECT {columns} FROM groups ORDER BY round, 1"
     rows = [tuple(row.values()) for row in store.sql(text, "a", root=root).to_pylist()]
     assert rows == [
         ("p0", 4, 4, 1, 0.25, 0, 0),
@@ -152,7 +153,8 @@ def test_a_query_that_needs_a_reward_model_says_so(tmp_path):
         "DROP VIEW rollouts", "DELETE FROM runs", "INSERT INTO runs SELECT * FROM runs", "UPDATE runs SET run_id = 'b'",
         "CREATE TABLE t AS SELECT 1", "ALTER TABLE runs ADD COLUMN x INT", "SET memory_limit = '99GB'", "RESET threads",
         "INSTALL httpfs", "LOAD httpfs", "ATTACH 'other.db'", "PRAGMA version", "CALL pragma_version()", "CHECKPOINT",
-        "COPY (SELECT 1) TO 'out.csv'", "EXPLAIN ANALYZE COPY (SELECT 1) TO 'out.csv'", "/* x */ EXPLAIN ANALYZE DROP TABLE runs",
+        "COPY (SELECT 1) TO 'out.csv'", "EXPLAIN ANALYZE COPY (SELECT 1) TO 'out.csv'",
+        "/* x */ EXPLAIN ANALYZE DROP TABLE runs",
         "WITH x AS (INSERT INTO runs SELECT * FROM runs RETURNING *) SELECT * FROM x",
         "EXPLAIN ANALYZE WITH x AS (DELETE FROM runs RETURNING *) SELECT * FROM x",
         "SELECT * FROM (WITH x AS (UPDATE runs SET run_id = 'b' RETURNING *) SELECT * FROM x)",
@@ -183,7 +185,7 @@ def test_nothing_outside_the_store_is_read(root, monkeypatch, text):
     secret = root.parent / "secret.txt"
     secret.write_text("a\n1\n")
     monkeypatch.chdir(root)
-    with pytest.raises(ValueError, match="Permission Error|Catalog Error|IO Error"):
+    with pytest.raises(ValueError, match=r"Permission Error|Catalog Error|IO Error"):
         store.sql(text.format(secret, root=root), root=root)
 
 

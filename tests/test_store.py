@@ -125,7 +125,7 @@ def test_a_component_whose_column_is_taken_or_differs_by_case_is_refused(run):
     with pytest.raises(ValueError, match="'a b'"):
         store.append(run, "rewards", KEY, [reward_row("x", True, components={"a b": 1.0})])
     store.append(run, "rewards", KEY, [reward_row("x", True, components={"Short": 1.0})])
-    with pytest.raises(ValueError, match="'short'.*'Short'"):
+    with pytest.raises(ValueError, match=r"'short'.*'Short'"):
         store.append(run, "rewards", "other", [reward_row("y", True, components={"short": 1.0})])
     other = new_run(run.root, "b")
     store.append(other, "rewards", KEY, [reward_row("z", True, components={"short": 1.0})])
