@@ -171,6 +171,47 @@ def grade(
 
 
 @app.command()
+def evaluate(
+    model: Annotated[str | None, typer.Option(help="Folder or Hub name of the model.")] = None,
+    benchmark: Annotated[str, typer.Option(help="embedded, gsm8k, math, math500, svamp, mgsm/LANGUAGE.")] = "embedded",
+    samples: Annotated[int, typer.Option(min=1, help="Completions a problem.")] = 8,
+    limit: Annotated[int | None, typer.Option(min=2, help="Problems, drawn by seed; all when not given.")] = None,
+    path: Annotated[str | None, typer.Option(help="A local copy of the benchmark.")] = None,
+    completions: Annotated[Path | None, typer.Option(help="A file of completions made elsewhere, instead.")] = None,
+    column: Annotated[list[str] | None, typer.Option(metavar="OURS=THEIRS", help="A column of that file.")] = None,
+    set_: Overrides = None,
+    k: Annotated[list[int] | None, typer.Option(help="A k of pass@k and maj@k for that file; may be repeated.")] = None,
+    out: Out = None,
+    root: Root = "runs",
+) -> None:
+    """Measure pass@k and maj@k with intervals: of a model on a benchmark, or of a file of completions."""
+    if (model is None) == (completions is None):
+        raise ValueError("evaluate needs one of --model (a folder or Hub name) and --completions (a file)")
+    if completions is not None:
+        from flows.elsewhere import evaluate_file
+
+        print("\n".join(evaluate_file(completions, columns=column or [], ks=k, out=out)))
+    elif model is not None:
+        from flows.evaluate_model import evaluate_model
+
+        evaluate_model(model, benchmark, samples=samples, limit=limit, path=path, overrides=set_ or [], root=Path(root))
+
+
+@app.command()
+def select(
+    out: Annotated[Path, typer.Option(help="The .jsonl or .parquet file to write.")],
+    recipe: Annotated[str, typer.Option(help="Name of a recipe, or a .toml file.")] = "embedded",
+    set_: Overrides = None,
+    show: Annotated[int, typer.Option(help="Prompts to print as the model will see them.")] = 0,
+) -> None:
+    """The selection stage alone: problems to a file, with the funnel and what was set aside beside it."""
+    from pipeline.config import load_recipe
+    from stages.select import select_files
+
+    select_files(load_recipe(recipe, set_ or []), out, show=show)
+
+
+@app.command()
 def report(
     runs: Annotated[list[str] | None, typer.Argument(metavar="RUN …")] = None, out: Out = None, root: Root = "runs"
 ) -> None:

@@ -39,11 +39,23 @@ def open_run(
     else:
         recipe = load_recipe(recipe_name or "embedded", overrides)
     paths = RunPaths(root, run_id or f"{recipe.name}-{recipe.digest[:8]}")
+    claim_run(recipe, paths)
+    if "stages" in paths.header:
+        raise ValueError(f"run {paths.run_id!r} is an evaluation, not a training run: choose another --run-id")
+    return recipe, paths
+
+
+def claim_run(recipe: Recipe, paths: RunPaths, **header: Any) -> None:
+    """Create the run directory with the recipe (and more for its header), or check that it was made for this recipe."""
     if paths.recipe_file.is_file():
         _check_same(recipe, paths)
     else:
-        _create(recipe, paths)
-    return recipe, paths
+        _create(recipe, paths, **header)
+
+
+def run_stages(paths: RunPaths, recipe: Recipe) -> list[str]:
+    """The stages of a run, in order: the recipe's, or those that an evaluation names in its header."""
+    return paths.header.get("stages") or stage_keys(recipe)
 
 
 def read_recipe(paths: RunPaths) -> Recipe:

@@ -8,9 +8,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from flows.runs import find_run, read_recipe, run_ids
+from flows.runs import find_run, read_recipe, run_ids, run_stages
 from flows.service import lock_holder
-from pipeline.rundir import RunPaths, read_result, stage_keys
+from pipeline.rundir import RunPaths, read_result
 
 
 def print_runs(root: Path) -> None:
@@ -24,7 +24,7 @@ def print_runs(root: Path) -> None:
         table.add_column(column)
     for run_id in ids:
         paths = RunPaths(root, run_id)
-        keys = stage_keys(read_recipe(paths))
+        keys = run_stages(paths, read_recipe(paths))
         left = [key for key in keys if read_result(paths, key) is None]
         table.add_row(
             run_id, paths.header["created_at"], f"{len(keys) - len(left)}/{len(keys)}", state(paths, left),
@@ -36,7 +36,7 @@ def print_runs(root: Path) -> None:
 def print_run(root: Path, run_id: str) -> None:
     """One run: its stages by group, how long they took, rewards by step, and where it would go on."""
     paths = find_run(root, run_id)
-    keys = stage_keys(read_recipe(paths))
+    keys = run_stages(paths, read_recipe(paths))
     results = {key: read_result(paths, key) for key in keys}
     left = [key for key in keys if results[key] is None]
     console = Console()

@@ -29,7 +29,11 @@ def prepare(context: StageContext) -> Any:
                 loaded = load_source(source, recipe.data, recipe.seed)
                 corpus += [text for p in loaded if p.split == "train" for text in (p.problem, p.solution or "")]
         with new_checkpoint(context.paths, "base") as partial:
-            prepare_base(recipe.model, corpus, recipe.seed, partial)
+            folder = prepare_base(recipe.model, corpus, recipe.seed, partial)
+            if folder != partial:  # a model that lies elsewhere is named, not copied; its checksums are kept
+                for file in folder.iterdir():
+                    if file.is_file():
+                        (partial / file.name).symlink_to(file.resolve())
     return load_tokenizer(final, recipe.model)
 
 
