@@ -1,0 +1,206 @@
+"""One GRPO step (sampling, reference logprobs, update) against TRL's GRPOTrainer, and an update's peak memory.
+
+``python -m tests.bench.step [--quick] [--threads N] [--device cuda] [--policy embedded|smollm2|FOLDER] [--no-memory]``
+
+Same weights, prompts, group size, limits, KL on, dtype and threads; each draws its own completions, whose lengths are
+ragged and the same on average, and ratios are of tokens a second. "update" is all but the sampling: reference
+logprobs, forward, backward, optimizer. Turns alternate between the two where ``--quick`` is not given.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from pipeline.backends.torch_learner import TorchLearner
+from pipeline.backends.transformers_sampler import TransformersSampler
+from pipeline.config import Recipe, load_recipe
+from pipeline.models import load_tokenizer, prepare_base
+from pipeline.protocols import SamplingParams
+from pipeline.types import TrainSequence
+from tests.bench.memory import memory_ratio
+from tests.bench.trl_side import Timing, require_trl, trl_steps
+
+PEAK_SIZE = 1024
+"""Side of the square matrices whose product measures what the machine can do."""
+
+
+def main() -> None:
+    arguments = read_arguments()
+    require_trl()
+    torch.set_num_threads(arguments.threads)
+    logging.getLogger("transformers").setLevel(logging.ERROR)
+    with tempfile.TemporaryDirectory() as name:
+        scratch = Path(name)
+        recipe = bench_recipe(arguments)
+        folder = policy_folder(arguments.policy, recipe, scratch)
+        texts = [
+            f"{a} + {b} + {a * b % 97} ="
+            for a, b in zip(range(100, 100 + arguments.prompts), range(300, 999), strict=False)
+        ]
+        ours, theirs, utilisation = run_turns(folder, texts, recipe, arguments, scratch)
+    report("TRL", theirs)
+    report("grpoflow", ours)
+    result: dict[str, float | None] = {
+        "step_vs_trl": rate(ours, "whole") / rate(theirs, "whole"),
+        "update_vs_trl": rate(ours, "update") / rate(theirs, "update"),
+        "memory_vs_trl": None if arguments.no_memory else memory_ratio(arguments.quick, arguments.threads),
+        "mfu": utilisation,
+    }
+    print(json.dumps({key: None if value is None else round(value, 3) for key, value in result.items()}))
+
+
+def read_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="one turn of two steps of a quarter of the prompts")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--policy", default="embedded")
+    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
+    parser.add_argument("--micro-batch", type=int, default=64, help="TRL's per_device_train_batch_size")
+    parser.add_argument("--no-memory", action="store_true", help="leave the memory measurement out")
+    arguments = parser.parse_args()
+    small = arguments.policy != "embedded"
+    arguments.prompts = (4 if small else 8) if arguments.quick else (8 if small else 32)
+    arguments.turns, arguments.steps = (1, 2) if arguments.quick else (3, 2)
+    arguments.micro_batch = min(arguments.micro_batch, arguments.prompts * 8)
+    return arguments
+
+
+def bench_recipe(arguments: argparse.Namespace) -> Recipe:
+    name = arguments.policy if arguments.policy in {"embedded", "smollm2"} else str(arguments.policy)
+    return load_recipe(
+        "embedded",
+        [f"model.name={name}", f"model.dtype={arguments.dtype}", f"runtime.device={arguments.device}",
+         "grpo.group_size=8", "grpo.objective.kl_coefficient=0.04", "sampler.max_tokens=128"],
+    )  # fmt: skip
+
+
+def policy_folder(name: str, recipe: Recipe, scratch: Path) -> Path:
+    """Weights and tokenizer. The embedded policy is taught to end after some 44 tokens, so that lengths are ragged."""
+    if name != "embedded":
+        return prepare_base(recipe.model, (), 0, scratch / "policy", chat_template=False)
+    folder = prepare_base(recipe.model, ["345 + 278 = 623. The sum is 623."] * 20, 0, scratch / "base")
+    learner, draw = TorchLearner(recipe, folder), np.random.default_rng(0)
+    end = load_tokenizer(folder, recipe.model).eos_token_id
+    objective = recipe.grpo.objective.model_copy(update={"algorithm": "sft"})
+    for _ in range(25):
+        lengths = np.clip(draw.geometric(1 / 44, 64), 2, 127)
+        pairs = [
+            TrainSequence("", "", tuple(draw.integers(5, 200, 8).tolist()), (*draw.integers(5, 200, n).tolist(), end))
+            for n in lengths
+        ]
+        learner.step(pairs, objective, 3e-3)
+    taught = scratch / "policy"
+    taught.mkdir()
+    learner.save(taught, optimizer=False)
+    return taught
+
+
+def run_turns(
+    folder: Path, texts: list[str], recipe: Recipe, arguments: argparse.Namespace, scratch: Path
+) -> tuple[list[Timing], list[Timing], float]:
+    ours: list[Timing] = []
+    theirs: list[Timing] = []
+    shares = []
+    for _ in range(arguments.turns):
+        theirs += trl_steps(folder, texts, recipe, arguments.steps, arguments.micro_batch, scratch)
+        timings, share = our_steps(folder, texts, recipe, arguments.steps)
+        ours += timings
+        shares.append(share)
+    return ours, theirs, statistics.median(shares)
+
+
+def our_steps(folder: Path, texts: list[str], recipe: Recipe, steps: int) -> tuple[list[Timing], float]:
+    """Timings of our steps after a first one, and the update's share of the machine's measured matmul rate."""
+    tokenizer = load_tokenizer(folder, recipe.model)
+    prompts = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+    learner, sampler = TorchLearner(recipe, folder), TransformersSampler(recipe, folder)
+    learner.load_reference(folder)
+    module: Any = learner.live_policy()
+    timings, operations = [], 0.0
+    for step in range(steps + 1):
+        started = time.perf_counter()
+        sampler.load_policy(module, f"step-{step}")
+        seeds = [[1000 * step + 8 * p + g for g in range(8)] for p in range(len(prompts))]
+        drawn = sampler.sample(prompts, SamplingParams(recipe.sampler.max_tokens), seeds)
+        sampling = time.perf_counter() - started
+        sequences = to_sequences(prompts, drawn)
+        references = learner.reference_logprobs(sequences)
+        for sequence, reference in zip(sequences, references, strict=True):
+            object.__setattr__(sequence, "ref_logprobs", reference)
+        metrics = learner.step(sequences, recipe.grpo.objective, 1e-6)
+        timings.append(Timing(time.perf_counter() - started, sampling, metrics["tokens"]))
+        operations = flops(module, metrics["input_tokens"], metrics["tokens"])
+    last = timings[-1]
+    return timings[1:], operations / last.update / matmul_rate(module)
+
+
+def to_sequences(prompts: list[list[int]], drawn: list[list[Any]]) -> list[TrainSequence]:
+    out = []
+    for p, group in enumerate(drawn):
+        rewards = np.array([float(len(completion.token_ids) % 2) for completion in group])
+        advantages = (rewards - rewards.mean()) / (rewards.std() + 1e-6)
+        for g, (completion, advantage) in enumerate(zip(group, advantages, strict=True)):
+            size = len(completion.token_ids)
+            out.append(
+                TrainSequence(
+                    f"{p}-{g}", str(p), tuple(prompts[p]), completion.token_ids,
+                    advantages=np.full(size, advantage, np.float32),
+                    sampling_logprobs=np.asarray(completion.logprobs, np.float32),
+                )
+            )  # fmt: skip
+    return out
+
+
+def flops(module: Any, inputs: float, outputs: float) -> float:
+    """Operations of reference (1 forward) and update (forward, and a backward of twice that) without attention's own.
+
+    2 a weight and token: layers on every input, the head at completion positions, where the backward runs it again.
+    """
+    embedding = module.get_input_embeddings().weight
+    head = module.get_output_embeddings().weight.numel()
+    layers = sum(p.numel() for p in module.parameters() if p.dim() > 1 and p is not embedding)
+    return 2 * inputs * layers * 4 + 2 * outputs * head * 5
+
+
+def matmul_rate(module: Any) -> float:
+    """Operations a second of a square matrix product in the module's dtype on its device; the best of ten."""
+    weight = next(module.parameters())
+    side = PEAK_SIZE if weight.device.type == "cpu" else 8 * PEAK_SIZE
+    left = torch.ones((side, side), dtype=weight.dtype, device=weight.device)
+    best = float("inf")
+    for _ in range(10):
+        started = time.perf_counter()
+        left @ left
+        if weight.device.type == "cuda":
+            torch.cuda.synchronize()
+        best = min(best, time.perf_counter() - started)
+    return 2 * side**3 / best
+
+
+def rate(timings: list[Timing], part: str) -> float:
+    """Completion tokens a second, the median step."""
+    return statistics.median(timing.tokens / getattr(timing, part) for timing in timings)
+
+
+def report(name: str, timings: list[Timing]) -> None:
+    parts = {part: statistics.median(getattr(t, part) for t in timings) for part in ("whole", "sampling", "update")}
+    tokens = statistics.median(t.tokens for t in timings)
+    print(
+        f"{name:<10} step {parts['whole']:7.2f} s  sampling {parts['sampling']:7.2f} s  update {parts['update']:7.2f} s  "
+        f"{tokens:7.0f} tokens  {rate(timings, 'whole'):7.0f} tokens/s  ({len(timings)} steps)"
+    )
+
+
+if __name__ == "__main__":
+    main()
