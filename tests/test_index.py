@@ -62,5 +62,13 @@ def test_building_again_changes_nothing_and_the_index_is_no_run(tmp_path):
     assert [path.parent.name for path in tmp_path.glob("*/recipe.json")] == ["only"]
 
 
+def test_an_evaluation_of_a_model_is_not_shown_as_a_training_run_without_steps(tmp_path):
+    paths = made(tmp_path, "only", "2026-01-01T00:00:00", **{"pass@1": [0.25, 0.2, 0.3]})
+    header = json.loads(paths.recipe_file.read_text())
+    write_atomic(paths.recipe_file, json.dumps({**header, "stages": ["select", "evaluate/base"]}))
+    text = "".join(Page(build_index(tmp_path).read_text(encoding="utf-8")).text)
+    assert "evaluation" in text and "1 of 10" not in text
+
+
 def test_no_runs_say_how_to_start_one(tmp_path):
     assert "No runs yet" in build_index(tmp_path).read_text(encoding="utf-8")
