@@ -33,7 +33,7 @@ def alive(process_id: int) -> bool:
         return False
 
 
-def gone(process_id: int, seconds: float = 20.0) -> bool:
+def gone(process_id: int, seconds: float = 90.0) -> bool:
     deadline = time.monotonic() + seconds
     while alive(process_id) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -51,6 +51,7 @@ def test_a_hanging_job_is_killed_and_the_next_one_judged() -> None:
         hung = pool.judge(SLOW_GOLD, HANGS)
         assert (hung.status, hung.rule) == ("timeout", "no verdict in 1 s")
         assert hung.answer == r"\exp(\exp(\exp(\exp(100))))"
+        pool.timeout = 60.0  # a busy machine may need more than a second for what takes milliseconds
         assert pool.judge(*NEEDS_SYMPY).status == "correct"
 
 
@@ -66,13 +67,14 @@ def test_equal_pairs_are_judged_once_in_a_call() -> None:
 
         pool._all[0].run = counted  # type: ignore[method-assign]
         hangs: Case = (SLOW_GOLD, HANGS, "stop")
-        cases: list[Case] = [*[hangs] * 3, *[NEEDS_SYMPY] * 3, ("5", r"\boxed{5}", "stop")]
-        verdicts = pool.judge_many(cases)
-        assert [v.status for v in verdicts] == ["timeout"] * 3 + ["correct"] * 4
+        assert [v.status for v in pool.judge_many([hangs] * 3)] == ["timeout"] * 3
+        assert started == 1
+        pool.judge_many([hangs])  # a time-out says nothing for ever: tried again
         assert started == 2
+        pool.timeout = 60.0
+        assert [v.status for v in pool.judge_many([NEEDS_SYMPY] * 3 + [("5", r"\boxed{5}", "stop")])] == ["correct"] * 4
+        assert started == 3
         pool.judge(*NEEDS_SYMPY)  # cached
-        assert started == 2
-        pool.judge(SLOW_GOLD, HANGS)  # a time-out says nothing for ever: tried again
         assert started == 3
 
 
