@@ -38,13 +38,16 @@ class Lineage:
         self.run = RunPaths(root, run) if run is not None else None
         names = [run] if run is not None else _run_names(root)
         self.runs = [RunPaths(root, name) for name in names]
+        self._entries: dict[str, list[Entry]] = {}
         if self.run is not None:
             while (parent := self.runs[-1].parent) is not None:
                 self.runs.append(parent)
 
     def entries(self, table: str) -> list[Entry]:
-        """The files of one table."""
-        return self._of_all(table) if self.run is None else self._of_one(table)
+        """The files of one table, as they were when this was first asked."""
+        if table not in self._entries:
+            self._entries[table] = self._of_all(table) if self.run is None else self._of_one(table)
+        return self._entries[table]
 
     def split_scored(self) -> tuple[list[Entry], dict[str, list[Entry]]]:
         """Files of the derived table ``scored``, and what is left of its three sources for a join when asked.
@@ -52,14 +55,18 @@ class Lineage:
         A scored file is used where all rows of its sources count; else (a round that a child shares in part) its rows
         are joined like those of rounds that are not merged yet.
         """
-        files = [(r.run_id, file) for r in self.runs for file in live_files(r.table(SCORED)) if file.part is None]
-        left = {table: self.entries(table) for table in SCORED_SOURCES}
-        used = []
-        for run_id, file in files:
-            rows = {t: [e for e in left[t] if e.run_id == run_id and file.covers(e.file.key)] for t in SCORED_SOURCES}
-            if rows["rollouts"] and all(entry.keys is None for entries in rows.values() for entry in entries):
-                used.append(Entry(run_id, file))
-                left = {t: [e for e in left[t] if e not in rows[t]] for t in SCORED_SOURCES}
+        used: list[Entry] = []
+        left: dict[str, list[Entry]] = {table: [] for table in SCORED_SOURCES}
+        of_run = {table: _by_run(self.entries(table)) for table in SCORED_SOURCES}
+        for run in self.runs:
+            mine = {table: of_run[table].get(run.run_id, []) for table in SCORED_SOURCES}
+            for file in live_files(run.table(SCORED)):
+                rows = {table: [e for e in mine[table] if file.covers(e.file.key)] for table in SCORED_SOURCES}
+                if rows["rollouts"] and all(entry.keys is None for entries in rows.values() for entry in entries):
+                    used.append(Entry(run.run_id, file))
+                    mine = {table: [e for e in mine[table] if e not in rows[table]] for table in SCORED_SOURCES}
+            for table in SCORED_SOURCES:
+                left[table] += mine[table]
         return used, left
 
     def components(self) -> list[str]:
@@ -120,6 +127,13 @@ class Lineage:
                     found.setdefault((table, child.run_id), set()).add(key)
                 seen.add((origin.run_id, table, key))
         return found
+
+
+def _by_run(entries: list[Entry]) -> dict[str, list[Entry]]:
+    runs: dict[str, list[Entry]] = {}
+    for entry in entries:
+        runs.setdefault(entry.run_id, []).append(entry)
+    return runs
 
 
 def rejudged(paths: RunPaths) -> dict[str, str]:
