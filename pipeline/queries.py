@@ -78,11 +78,10 @@ FROM scored WHERE purpose = 'train' GROUP BY ALL ORDER BY run_id, round, step
 
 DUPLICATES = """
 WITH members AS (
-  SELECT run_id, round, list(completion_hash) AS hashes, list(answer) AS answers
-  FROM scored WHERE purpose = 'train' GROUP BY run_id, round, group_id)
+  SELECT run_id, round, list(completion_hash) AS hashes FROM scored WHERE purpose = 'train'
+  GROUP BY run_id, round, group_id)
 SELECT run_id, round, count(*) AS groups, sum(len(hashes))::BIGINT AS completions,
-  1 - sum(list_unique(hashes)) / sum(len(hashes)) AS duplicate_share, avg(list_unique(hashes)) AS distinct_in_group,
-  avg(list_unique(answers)) AS distinct_answers_in_group
+  1 - sum(list_unique(hashes)) / sum(len(hashes)) AS duplicate_share, avg(list_unique(hashes)) AS distinct_in_group
 FROM members GROUP BY ALL ORDER BY run_id, round
 """
 
@@ -191,7 +190,7 @@ QUERIES: dict[str, NamedQuery] = {
     "hacking_suspects": NamedQuery("problems whose reward went up while the verifier's verdict went down", SUSPECTS),
     "reward_model": NamedQuery("the reward model against the verifier, by round", reward_model_sql),
     "advantages": NamedQuery("spread of advantages and share of groups without signal, by step", ADVANTAGES),
-    "duplicates": NamedQuery("duplicate completions and diversity of answers in groups, by round", DUPLICATES),
+    "duplicates": NamedQuery("duplicate completions and distinct ones in a group, by round", DUPLICATES),
     "truncated": NamedQuery("truncated share by level and round", TRUNCATED),
     "gap": NamedQuery("sampler-learner gap, effective sample size and ratios, by step", GAP),
     "stages": NamedQuery("seconds, tokens and rollouts by kind of stage", COST_BY_STAGE),
