@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any
 
 from pipeline import store
@@ -26,7 +25,7 @@ def score_rollouts(
     """Record and return one reward a rollout, in order, under the stage's key."""
     if not store.has(context.paths, "rewards", context.key):
         scored = scorer.score({p.problem_id: p for p in problems}, rollouts, context.progress)
-        store.append(context.paths, "rewards", context.key, [asdict(reward) for reward in scored])
+        store.append(context.paths, "rewards", context.key, scored)
     return read_rewards(context.paths, context.key)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any
 
 from pipeline import store
@@ -109,7 +108,7 @@ def _rows(
     round_: int | None,
     step: int | None,
     first_index: int,
-) -> list[dict[str, Any]]:
+) -> list[Rollout]:
     run_id, version = context.paths.run_id, sampler.version
     rows = []
     for problem, group, group_seeds in zip(problems, completions, seeds, strict=True):
@@ -127,7 +126,7 @@ def _rows(
                 sampling_logprobs=list(completion.logprobs), finish_reason=completion.finish_reason, text=text,
                 seconds=completion.seconds,
             )  # fmt: skip
-            rows.append(asdict(rollout))
+            rows.append(rollout)
     return rows
 
 

@@ -72,7 +72,7 @@ def fill(root: Path, size: Size) -> None:
     """Make the runs that are not there yet."""
     for number in range(size.runs):
         run = RunPaths(root, f"synthetic-{number}")
-        if read_result(run, f"round-{size.rounds:02d}/refresh") is None:
+        if not run.result_file(f"round-{size.rounds:02d}/refresh").is_file():
             shutil.rmtree(run.directory, ignore_errors=True)
             make_run(root, number, size)
     count = store.sql("SELECT count(*) AS n FROM rollouts", root=root).to_pylist()[0]["n"]
