@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from data.funnel import AcceptGold, Selection, select_problems
@@ -14,6 +15,7 @@ from pipeline import store
 from pipeline.config import Recipe
 from pipeline.rundir import RunPaths, StageContext
 from pipeline.types import Problem, StageResult
+from stages import base
 
 
 def run(context: StageContext, tokenizer: Any, accept_gold: AcceptGold) -> StageResult:
@@ -38,22 +40,36 @@ def load_problems(paths: RunPaths) -> list[Problem]:
     ]
 
 
-def select_files(recipe: Recipe, tokenizer: Any, accept_gold: AcceptGold, *, out: Path, show: int = 0) -> Selection:
+def select_files(recipe: Recipe, out: Path, *, show: int = 0, write: Callable[[str], None] = print) -> Selection:
     """The stage alone: writes ``out`` (.jsonl or .parquet), ``<stem>.set_aside.parquet`` and ``<stem>.funnel.json``.
 
-    ``show`` prints that many training prompts as the model will see them, special tokens visible.
+    Prints the funnel, and ``show`` training prompts as the model will see them, special tokens visible. Golds are
+    checked by the recipe's verifier. ValueError, in one line, as ``run``.
     """
     if out.suffix not in (".jsonl", ".parquet"):
         raise ValueError(f"--out {out}: expected a name that ends in .jsonl or .parquet")
-    selection = select_problems(recipe.data, recipe.seed, tokenizer, accept_gold)
+    with TemporaryDirectory(prefix="grpoflow-") as folder:
+        tokenizer = base.prepare(StageContext(recipe, RunPaths(Path(folder), "select"), "select"))
+        selection = select_problems(recipe.data, recipe.seed, tokenizer, base.gold_check(recipe.rewards))
     out.parent.mkdir(parents=True, exist_ok=True)
     _write_rows(out, [problem_row(problem) for problem in selection.problems])
     write_set_aside(out.with_suffix(".set_aside.parquet"), selection.set_aside)
     out.with_suffix(".funnel.json").write_text(json.dumps(selection.funnel, indent=1) + "\n", encoding="utf-8")
+    for line in funnel_lines(selection.funnel):
+        write(line)
     for problem in [p for p in selection.problems if p.split == "train"][:show]:
-        print(f"--- {problem.source} {problem.problem_id}: {len(problem.prompt_token_ids)} tokens")
-        print(tokenizer.decode(problem.prompt_token_ids))
+        write(f"--- {problem.source} {problem.problem_id}: {len(problem.prompt_token_ids)} tokens")
+        write(tokenizer.decode(problem.prompt_token_ids))
     return selection
+
+
+def funnel_lines(funnel: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The funnel as a table for people: how many each rule took, by source."""
+    lines = [f"{'rule':16}{'came in':>10}{'set aside':>11}{'kept':>10}  set aside by source"]
+    for row in funnel:
+        sources = ", ".join(f"{name} {count}" for name, count in row["set_aside_by_source"].items())
+        lines.append(f"{row['rule']:16}{row['came_in']:>10,}{row['set_aside']:>11,}{row['kept']:>10,}  {sources}".rstrip())
+    return lines
 
 
 def selection_metrics(selection: Selection) -> dict[str, Any]:

@@ -172,3 +172,19 @@ def test_nul_bytes_long_texts_and_deep_latex_pass_through(tmp_path):
     texts = [p.problem for p in select.load_problems(paths)]
     assert "What is 1+1, in  short?" in texts
     assert (result.metrics["set_aside"], len(texts)) == (2, 21)
+
+
+def test_the_stage_alone_reads_and_writes_files(tmp_path):
+    rows = [*rows_of(30), {"problem": "What is 3 plus 3,  please?", "answer": "6"}]
+    recipe = recipe_for(write_jsonl(tmp_path / "set.jsonl", rows), heldout_share=0.2)
+    told = []
+    selection = select.select_files(recipe, tmp_path / "new" / "out.jsonl", show=2, write=told.append)
+    written = [json.loads(line) for line in (tmp_path / "new" / "out.jsonl").read_text().splitlines()]
+    assert [row["problem"] for row in written] == [p.problem for p in selection.problems]
+    assert len(pq.read_table(tmp_path / "new" / "out.set_aside.parquet")) == 1
+    assert json.loads((tmp_path / "new" / "out.funnel.json").read_text()) == selection.funnel
+    prompts = [line for line in told if line.startswith("<|user|>")]
+    assert prompts == [p.prompt for p in selection.problems if p.split == "train"][:2]
+    assert any(line.split()[:4] == ["duplicate", "31", "1", "30"] for line in told)
+    with pytest.raises(ValueError, match=r"--out .*out\.txt: expected a name that ends in \.jsonl or \.parquet"):
+        select.select_files(recipe, tmp_path / "out.txt")

@@ -113,6 +113,41 @@ class DecontaminateConfig(Section):
         return self.ngram or (10 if self.rule == "paper" else 4)
 
 
+class WebConfig(Section):
+    """Selection of mathematical web pages from a pool, starting from seed pages (arXiv 2402.03300 §2.1)."""
+
+    dim: int = Field(default=256, ge=1)
+    """Width of the classifier's vectors."""
+    lr: float = Field(default=0.1, gt=0.0)
+    """Its learning rate."""
+    word_ngrams: int = Field(default=3, ge=1, le=5)
+    """Longest word n-gram it sees."""
+    min_count: int = Field(default=3, ge=1)
+    """Rarer words are not in its vocabulary."""
+    epochs: int = Field(default=3, ge=1)
+    """Passes over the training pages."""
+    min_pages_read: int = Field(default=30_000, ge=1)
+    """Small seeds are passed over more often, until this many pages were read; the published three passes need many."""
+    bucket: int = Field(default=100_000, ge=1000)
+    """Rows that word n-grams are hashed into: memory is 4 * dim bytes a row."""
+    min_score: float = Field(default=0.5, ge=0.0, le=1.0)
+    """Least score of a kept page."""
+    keep_words: int | None = Field(default=None, ge=1)
+    """Keep the best pages up to this many words, as the paper does by tokens; None keeps all over ``min_score``."""
+    domain_share: float = Field(default=0.1, ge=0.0, le=1.0)
+    """A domain of which more than this share of pages is kept becomes a candidate for the seed."""
+    approved: tuple[str, ...] = ()
+    """URL patterns (with *) whose pages in candidate domains join the seed: the annotators' list. None: one iteration."""
+    min_growth: float = Field(default=0.02, ge=0.0)
+    """Stop when an iteration adds less than this share of pages."""
+    max_iterations: int = Field(default=4, ge=1)
+    """Stop after this many iterations; the paper took four."""
+    near_duplicates: float | None = Field(default=0.7, gt=0.0, le=1.0)
+    """Remove a page whose word 5-grams are this alike (Jaccard index) to an earlier one's; None keeps copies."""
+    decontaminate: DecontaminateConfig = DecontaminateConfig()
+    """How pages that repeat a benchmark are found."""
+
+
 class DataConfig(Section):
     """Data selection."""
 
