@@ -43,6 +43,13 @@ class Entry:
         value = self.evaluations[when].metrics.get(metric)
         return value if isinstance(value, list) and len(value) == 3 else None
 
+    @property
+    def after_rounds(self) -> list[float] | None:
+        """pass@1 (value, low, high) of the last evaluated round of reinforcement learning."""
+        names = [str(result.metrics.get("checkpoint", "")) for result in self.evaluations]
+        rounds = [number for number, name in enumerate(names) if name.startswith("round-")]
+        return self.metric("pass@1", rounds[-1]) if rounds else None
+
     def largest(self, metric: str, when: int = -1) -> tuple[int, list[float]] | None:
         """(k, (value, low, high)) of pass or maj at the largest k of an evaluation."""
         if not self.evaluations:

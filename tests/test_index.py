@@ -41,6 +41,7 @@ def test_every_run_has_its_line_the_newest_first(tmp_path):
     assert out == tmp_path / "reports" / "index.html" and page.open == []
     assert text.index("new") < text.index("old")
     assert "25.0 [20.0, 30.0]" in text and "10.0 [5.0, 20.0]" in text and "maj@8 50.0 [40.0, 60.0]" in text
+    assert text.count("25.0 [20.0, 30.0]") == 3  # after the rounds, at last, and as the largest pass@K
     assert "1 of 10" in text and "0 of 10" in text
     assert "cannot be read" in text
 
