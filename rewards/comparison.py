@@ -80,9 +80,9 @@ def _by_choice(gold: str, answer: str, leaf: Leaf) -> Outcome | None:
 
 def _by_clock(gold: str, answer: str, leaf: Leaf) -> Outcome | None:
     wanted = clock(gold)
-    if wanted is None:
-        return None
     given = clock(answer)
+    if wanted is None:
+        return (False, "the answer is a time, the gold is none") if given is not None and given[2] else None
     if given is None:
         return None if not wanted[2] and ratio_terms(answer) else (False, "the gold is a time, the answer is none")
     halves = {wanted[2], given[2]} - {""}
