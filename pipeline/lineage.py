@@ -41,6 +41,10 @@ class Lineage:
         self._entries: dict[str, list[Entry]] = {}
         if self.run is not None:
             while (parent := self.runs[-1].parent) is not None:
+                if not parent.recipe_file.is_file():
+                    raise FileNotFoundError(
+                        f"run {self.runs[-1].run_id!r} goes on from run {parent.run_id!r}, which is not in {root}: put it back"
+                    )
                 self.runs.append(parent)
 
     def entries(self, table: str) -> list[Entry]:
@@ -123,7 +127,8 @@ class Lineage:
                 if not _records(child, table, key):
                     continue
                 origin = _origin(child, key.rpartition("/")[0] + "/rollout")
-                if (origin.run_id, table, key) in seen or _records(origin, table, key):
+                first = origin.run_id != child.run_id and _records(origin, table, key)
+                if first or (origin.run_id, table, key) in seen:
                     found.setdefault((table, child.run_id), set()).add(key)
                 seen.add((origin.run_id, table, key))
         return found
@@ -155,13 +160,20 @@ def _restricted(run_id: str, file: TableFile, wanted: set[str]) -> list[Entry]:
 
 
 def _origin(run: RunPaths, key: str) -> RunPaths:
-    while key in run.header.get("inherited", ()) and run.parent is not None:
-        run = run.parent
+    while key in run.header.get("inherited", ()) and (parent := _parent(run)) is not None:
+        run = parent
     return run
 
 
 def _depth(run: RunPaths) -> int:
-    return 0 if run.parent is None else 1 + _depth(run.parent)
+    parent = _parent(run)
+    return 0 if parent is None else 1 + _depth(parent)
+
+
+def _parent(run: RunPaths) -> RunPaths | None:
+    """The parent, where its folder is still there."""
+    parent = run.parent
+    return parent if parent is not None and parent.recipe_file.is_file() else None
 
 
 def _records(run: RunPaths, table: str, key: str) -> bool:

@@ -25,8 +25,8 @@ COMPONENT_PREFIX = "reward_"
 class Column:
     """One column of a table.
 
-    ``dictionary`` marks text with few distinct values. ``since`` is the version that introduced the column. ``derived``
-    columns are computed from the others when rows are recorded: only files and views have them.
+    ``dictionary`` marks text with few distinct values. ``derived`` columns are computed from the others when rows are
+    recorded: only files and views have them.
     """
 
     name: str
@@ -34,7 +34,6 @@ class Column:
     doc: str
     nullable: bool = False
     dictionary: bool = False
-    since: int = 1
     derived: bool = False
 
 

@@ -56,7 +56,7 @@ def newer(monkeypatch):
     """Call it to make the declaration one version newer, with a column ``colour`` more in rollouts and rewards."""
 
     def upgrade():
-        added = schema.Column("colour", pa.string(), "new", nullable=True, since=2)
+        added = schema.Column("colour", pa.string(), "new", nullable=True)
         for table in ("rollouts", "rewards"):
             monkeypatch.setitem(schema.TABLES, table, (*schema.TABLES[table], added))
         monkeypatch.setattr(schema, "SCHEMA_VERSION", 2)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import threading
 
 import numpy as np
@@ -234,6 +235,14 @@ def test_a_verdict_that_only_the_child_gave_counts_over_all_runs(tmp_path):
         judge_step(child, 1, 1, [row["rollout_id"] for row in rows], [name == "a-r1"] * 4)
     assert store.connect(root=tmp_path).sql(PASS_RATES).fetchall() == [(1, 1.0, 4)]
     assert store.connect("a-r2", root=tmp_path).sql(PASS_RATES).fetchall() == [(1, 0.0, 4)]
+
+
+def test_a_child_whose_parent_is_gone_says_so_and_the_other_runs_can_still_be_asked(tmp_path):
+    parent, _ = family(tmp_path)
+    shutil.rmtree(parent.directory)
+    with pytest.raises(FileNotFoundError, match="'a-r1' goes on from run 'a'"):
+        store.connect("a-r1", root=tmp_path)
+    assert store.connect(root=tmp_path).sql("SELECT count(*) FROM rewards").fetchall() == [(4,)]
 
 
 def test_a_grandchild_reads_each_stage_from_where_it_was_done(tmp_path):
