@@ -206,3 +206,18 @@ def test_the_other_real_files():
     columns = {"problem": "question", "answer": "final_answer", "subject": "subfield"}
     olympiad = shared("file", "olympiadbench_math_en.parquet", columns=columns)
     assert len(olympiad) == 675 and olympiad[0].subject
+
+
+def test_procedural_tasks_share_the_limit_and_depend_on_the_seed():
+    pytest.importorskip("reasoning_gym", reason="the extra reasoning-gym is not installed")
+    source = SourceConfig(name="reasoning_gym", tasks=("basic_arithmetic", "gcd"), limit=5)
+    problems = load_source(source, DataConfig(), 0)
+    # 5 over two tasks: 3 and 2.
+    assert [p.subject for p in problems] == ["basic_arithmetic"] * 3 + ["gcd"] * 2
+    assert all(p.answer and p.meta["reasoning_gym"]["entry"]["question"] for p in problems)
+    assert load_source(source, DataConfig(), 0) == problems
+    assert load_source(source, DataConfig(), 1) != problems
+    with pytest.raises(ValueError, match="task 'gdc' cannot be made"):
+        load_source(source.model_copy(update={"tasks": ("gdc",)}), DataConfig(), 0)
+    with pytest.raises(ValueError, match="needs tasks = names of its tasks"):
+        load_source(SourceConfig(name="reasoning_gym"), DataConfig(), 0)
