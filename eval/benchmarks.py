@@ -55,7 +55,7 @@ def find_benchmark(name: str, recipe: Recipe | None = None, path: str | None = N
 
 def heldout_problems(problems: Iterable[Problem], benchmark: str | None = None) -> list[Problem]:
     """The problems that may be evaluated on: split "heldout", of one benchmark's label where it is named."""
-    return [p for p in problems if p.split == "heldout" and benchmark in (None, p.source)]
+    return [p for p in problems if p.split == "heldout" and benchmark in (None, p.source, *p.meta.get("also_in", ()))]
 
 
 def enforce_heldout(

@@ -110,3 +110,29 @@ def test_planted_near_duplicates_are_found(labelled):
     ids = [originals[row["doc_id"]] for row in labelled]
     # Nothing but copies of one page is called a near-duplicate.
     assert [pair for pair in pairs if ids[pair[0]] != ids[pair[1]]] == []
+
+
+def test_pages_are_selected_from_files_to_files(tmp_path):
+    import json
+
+    from pipeline.config import load_recipe
+    from stages.select_web import select_web_files
+
+    pool = [
+        *pages(60, MATHS, "maths.org"),
+        *pages(120, OTHER, "news.org"),
+        Page("https://x.org", MATHS.format(3, 10, 9)),
+    ]
+    (tmp_path / "pool.jsonl").write_text("".join(json.dumps({"url": p.url, "text": p.text}) + "\n" for p in pool))
+    seeds = [{"text": MATHS.format(n, n + 7, 3 * n)} for n in range(1000, 1030)]
+    (tmp_path / "seed.jsonl").write_text("".join(json.dumps(row) + "\n" for row in seeds))
+    told, out = [], tmp_path / "out" / "kept.jsonl"
+    config = SMALL.model_copy(update={"near_duplicates": 0.95})
+    files = (str(tmp_path / "pool.jsonl"), str(tmp_path / "seed.jsonl"))
+    select_web_files(load_recipe("embedded"), *files, out, config, write=told.append)
+    assert [json.loads(line)["url"] for line in out.read_text().splitlines()] == [p.url for p in pool[:60]]
+    (aside,) = (json.loads(line) for line in out.with_suffix(".set_aside.jsonl").read_text().splitlines())
+    assert (aside["page"], aside["reason"]) == (180, "near-duplicate of page 3")
+    assert told[-1] == "60 pages written, 1 copies and benchmark texts set aside"
+    with pytest.raises(ValueError, match=r"seed\.jsonl:1: no column 'url'; columns here: text"):
+        select_web_files(load_recipe("embedded"), files[1], files[1], out, config)
