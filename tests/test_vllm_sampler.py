@@ -1,6 +1,9 @@
 """vLLM itself (its CPU build): weights that arrive over several syncs, agreement with the learner, death, clean release."""
 
 import signal
+import subprocess
+import sys
+import time
 from importlib.util import find_spec
 
 import psutil
@@ -170,6 +173,25 @@ def test_two_engines_share_the_prompts_and_one_that_dies_leaves_its_requests_to_
         assert len(sampler._engines) == 2
     finally:
         sampler.close()
+
+
+def test_a_worker_ends_when_the_process_that_started_it_is_killed():
+    starter = (
+        "import os, signal, socket, subprocess, sys\n"
+        "ours, theirs = socket.socketpair()\n"
+        "command = [sys.executable, '-m', 'pipeline.backends.vllm_worker', str(theirs.fileno())]\n"
+        "child = subprocess.Popen(command, pass_fds=[theirs.fileno()], start_new_session=True,\n"
+        "                         stdout=subprocess.DEVNULL)\n"
+        "print(child.pid, flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", starter], capture_output=True, text=True, check=False)
+    assert done.returncode == -signal.SIGKILL
+    worker = int(done.stdout)
+    deadline = time.monotonic() + 60
+    while psutil.pid_exists(worker) and psutil.Process(worker).status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < deadline, "the worker goes on without its sampler"
+        time.sleep(0.1)
 
 
 def test_engines_side_by_side_get_their_own_gpus_and_threads_set_on_purpose(monkeypatch):
