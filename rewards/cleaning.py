@@ -69,6 +69,8 @@ CHOOSE = re.compile(r"\{([^{}]*)\\choose(?![A-Za-z])([^{}]*)\}")
 BARE_ROOT = re.compile(r"\\sqrt\s*(\[[^\[\]]*\])?\s*(?![\s{\[])(\\[A-Za-z]+|[^\s{}\\\[])")
 SINGLE = re.compile(r"([\^_])\s*\{\s*([A-Za-z0-9])\s*\}")
 CIRCLE = re.compile(r"\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![A-Za-z]))")
+PLAIN_NUMBER = re.compile(r"-?[0-9]{1,30}")
+"""Most answers: nothing of them is to be rewritten."""
 QUOTES = re.compile("[\"“”„«»`]|''")
 BLANKS = re.compile(r"\s+")
 ASCII_BLANKS = re.compile(r"[ \t\n\r\f\v]+")
@@ -80,6 +82,8 @@ def clean(answer: str) -> str:
 
     Blanks inside stay (``1 1/4``); two answers are the same string when they agree after blanks are removed.
     """
+    if PLAIN_NUMBER.fullmatch(answer):
+        return answer
     if len(answer) > LONGEST or depth(answer) > DEEPEST:
         # Nothing so long or deep is compared but as a string: rewriting it nest by nest takes quadratic time.
         return BLANKS.sub(" ", answer).strip()
