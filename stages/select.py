@@ -68,7 +68,9 @@ def funnel_lines(funnel: Sequence[Mapping[str, Any]]) -> list[str]:
     lines = [f"{'rule':16}{'came in':>10}{'set aside':>11}{'kept':>10}  set aside by source"]
     for row in funnel:
         sources = ", ".join(f"{name} {count}" for name, count in row["set_aside_by_source"].items())
-        lines.append(f"{row['rule']:16}{row['came_in']:>10,}{row['set_aside']:>11,}{row['kept']:>10,}  {sources}".rstrip())
+        lines.append(
+            f"{row['rule']:16}{row['came_in']:>10,}{row['set_aside']:>11,}{row['kept']:>10,}  {sources}".rstrip()
+        )
     return lines
 
 

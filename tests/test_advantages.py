@@ -78,7 +78,7 @@ def test_an_empty_step_has_no_advantages() -> None:
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_rewards_that_are_not_finite_are_refused(bad: float) -> None:
-    with pytest.raises(ValueError, match="group b.*None where scoring failed"):
+    with pytest.raises(ValueError, match=r"group b.*None where scoring failed"):
         outcome_advantages([1.0, bad], ["a", "b"], EXACT)
 
 

@@ -19,9 +19,7 @@ from pipeline.config import SourceConfig
 from pipeline.config.data import DecontaminateConfig
 from pipeline.types import Problem
 
-STORY = (
-    "a farmer has 12 hens and each of them lays 5 eggs a week how many eggs is that in 3 weeks of summer"
-)
+STORY = "a farmer has 12 hens and each of them lays 5 eggs a week how many eggs is that in 3 weeks of summer"
 
 
 def problem(text, answer="1", *, source="s", split="train", row="0", **fields):

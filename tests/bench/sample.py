@@ -99,7 +99,7 @@ def policy_folder(name: str, scratch: Path) -> Path:
 def embedded_problems(count: int) -> list[Any]:
     from pipeline.config import EmbeddedData
 
-    return list(generate(EmbeddedData(train=count, heldout=1), 0))[:count]
+    return list(generate(EmbeddedData(train=count, heldout=4), 0))[:count]
 
 
 def workloads(folder: Path, arguments: argparse.Namespace) -> list[Workload]:

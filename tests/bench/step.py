@@ -15,6 +15,7 @@ import logging
 import statistics
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -67,11 +68,15 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument("--policy", default="embedded")
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
     parser.add_argument("--micro-batch", type=int, default=64, help="TRL's per_device_train_batch_size")
+    parser.add_argument(
+        "--cpu-time", action="store_true", help="count processor seconds: for a machine that others use"
+    )
     parser.add_argument("--no-memory", action="store_true", help="leave the memory measurement out")
     arguments = parser.parse_args()
     small = arguments.policy != "embedded"
     arguments.prompts = (4 if small else 8) if arguments.quick else (8 if small else 32)
     arguments.turns, arguments.steps = (1, 2) if arguments.quick else (3, 2)
+    arguments.now = time.process_time if arguments.cpu_time else time.perf_counter
     arguments.micro_batch = min(arguments.micro_batch, arguments.prompts * 8)
     return arguments
 
@@ -113,14 +118,16 @@ def run_turns(
     theirs: list[Timing] = []
     shares = []
     for _ in range(arguments.turns):
-        theirs += trl_steps(folder, texts, recipe, arguments.steps, arguments.micro_batch, scratch)
-        timings, share = our_steps(folder, texts, recipe, arguments.steps)
+        theirs += trl_steps(folder, texts, recipe, arguments.steps, arguments.micro_batch, scratch, arguments.now)
+        timings, share = our_steps(folder, texts, recipe, arguments.steps, arguments.now)
         ours += timings
         shares.append(share)
     return ours, theirs, statistics.median(shares)
 
 
-def our_steps(folder: Path, texts: list[str], recipe: Recipe, steps: int) -> tuple[list[Timing], float]:
+def our_steps(
+    folder: Path, texts: list[str], recipe: Recipe, steps: int, now: Callable[[], float]
+) -> tuple[list[Timing], float]:
     """Timings of our steps after a first one, and the update's share of the machine's measured matmul rate."""
     tokenizer = load_tokenizer(folder, recipe.model)
     prompts = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
@@ -129,20 +136,20 @@ def our_steps(folder: Path, texts: list[str], recipe: Recipe, steps: int) -> tup
     module: Any = learner.live_policy()
     timings, operations = [], 0.0
     for step in range(steps + 1):
-        started = time.perf_counter()
+        started = now()
         sampler.load_policy(module, f"step-{step}")
         seeds = [[1000 * step + 8 * p + g for g in range(8)] for p in range(len(prompts))]
         drawn = sampler.sample(prompts, SamplingParams(recipe.sampler.max_tokens), seeds)
-        sampling = time.perf_counter() - started
+        sampling = now() - started
         sequences = to_sequences(prompts, drawn)
         references = learner.reference_logprobs(sequences)
         for sequence, reference in zip(sequences, references, strict=True):
             object.__setattr__(sequence, "ref_logprobs", reference)
         metrics = learner.step(sequences, recipe.grpo.objective, 1e-6)
-        timings.append(Timing(time.perf_counter() - started, sampling, metrics["tokens"]))
+        timings.append(Timing(now() - started, sampling, metrics["tokens"]))
         operations = flops(module, metrics["input_tokens"], metrics["tokens"])
     last = timings[-1]
-    return timings[1:], operations / last.update / matmul_rate(module)
+    return timings[1:], operations / last.update / matmul_rate(module, now)
 
 
 def to_sequences(prompts: list[list[int]], drawn: list[list[Any]]) -> list[TrainSequence]:
@@ -173,18 +180,18 @@ def flops(module: Any, inputs: float, outputs: float) -> float:
     return 2 * inputs * layers * 4 + 2 * outputs * head * 5
 
 
-def matmul_rate(module: Any) -> float:
+def matmul_rate(module: Any, now: Callable[[], float]) -> float:
     """Operations a second of a square matrix product in the module's dtype on its device; the best of ten."""
     weight = next(module.parameters())
     side = PEAK_SIZE if weight.device.type == "cpu" else 8 * PEAK_SIZE
     left = torch.ones((side, side), dtype=weight.dtype, device=weight.device)
     best = float("inf")
     for _ in range(10):
-        started = time.perf_counter()
+        started = now()
         left @ left
         if weight.device.type == "cuda":
             torch.cuda.synchronize()
-        best = min(best, time.perf_counter() - started)
+        best = min(best, now() - started)
     return 2 * side**3 / best
 
 

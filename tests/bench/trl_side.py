@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -31,13 +30,18 @@ def require_trl() -> None:
 
 
 def trl_steps(
-    folder: Path, prompts: list[str], recipe: Recipe, steps: int, micro_batch: int, scratch: Path
+    folder: Path,
+    prompts: list[str],
+    recipe: Recipe,
+    steps: int,
+    micro_batch: int,
+    scratch: Path,
+    now: Callable[[], float],
 ) -> list[Timing]:
-    """Timings of ``steps`` steps after a first one that warms up."""
+    """Timings of ``steps`` steps after a first one that warms up; ``now`` is the clock."""
     trainer = make_trainer(folder, prompts, recipe, steps + 1, micro_batch, scratch)
-    clock = _Clock()
+    clock = _Clock(now)
     trainer._generate = clock.timed("sampling", trainer._generate)
-    trainer.training_step = clock.timed("step", trainer.training_step)
     trainer.add_callback(_callback(clock, trainer))
     trainer.train()
     return clock.steps[1:]
@@ -77,18 +81,19 @@ def _length_parity(completions: list[str], **_: Any) -> list[float]:
 class _Clock:
     """Seconds by part of the running step, and the finished steps."""
 
-    def __init__(self) -> None:
-        self.seconds = {"sampling": 0.0, "step": 0.0}
+    def __init__(self, now: Callable[[], float]) -> None:
+        self.now = now
+        self.seconds = {"sampling": 0.0}
         self.started = 0.0
         self.steps: list[Timing] = []
 
     def timed(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any, **kwargs: Any) -> Any:
-            started = time.perf_counter()
+            started = self.now()
             try:
                 return function(*args, **kwargs)
             finally:
-                self.seconds[part] += time.perf_counter() - started
+                self.seconds[part] += self.now() - started
 
         return run
 
@@ -99,10 +104,10 @@ def _callback(clock: _Clock, trainer: Any) -> Any:
     class Steps(TrainerCallback):
         def on_step_begin(self, *_: Any, **__: Any) -> None:
             clock.seconds = dict.fromkeys(clock.seconds, 0.0)
-            clock.started = time.perf_counter()
+            clock.started = clock.now()
 
         def on_step_end(self, *_: Any, **__: Any) -> None:
-            whole = time.perf_counter() - clock.started
+            whole = clock.now() - clock.started
             lengths = trainer._metrics["train"]["completions/mean_length"]
             batch = trainer.args.per_device_train_batch_size * trainer.args.gradient_accumulation_steps
             clock.steps.append(Timing(whole, clock.seconds["sampling"], lengths[-1] * batch))
