@@ -114,7 +114,7 @@ class Engines:
 
     def hold_reference(self, round_: int) -> None:
         """The reference policy is the policy at the head of the round; none is loaded when nothing reads it."""
-        if self.recipe.grpo.objective.kl_coefficient == 0 or self._learner is None:
+        if not self.recipe.grpo.objective.needs_reference or self._learner is None:
             return
         name = self._checkpoint_name((round_ - 1) * self.steps)
         if self._reference != name:

@@ -131,7 +131,7 @@ def _optimize(
     config = context.recipe.grpo
     objective = config.objective
     lr = grpo_lr(context, round_, step)
-    if objective.kl_coefficient > 0:
+    if objective.needs_reference:
         references = learner.reference_logprobs(sequences, objective.temperature)
         sequences = [replace(s, ref_logprobs=r) for s, r in zip(sequences, references, strict=True)]
     if config.epochs * config.minibatches > 1:

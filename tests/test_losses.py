@@ -319,3 +319,12 @@ def test_aggregate_divides_by_length_only_under_sequence_mean() -> None:
 def test_a_missing_array_is_named() -> None:
     with pytest.raises(ValueError, match="ref_logprobs"):
         grpo_loss(inputs([-1.0], [1]), objective(kl_coefficient=0.1))
+
+
+def test_which_objectives_read_the_reference() -> None:
+    needs = {
+        (algorithm, kl): objective(algorithm=algorithm, kl_coefficient=kl).needs_reference
+        for algorithm in ("grpo", "rft", "online_rft", "dpo", "sft")
+        for kl in (0.0, 0.1)
+    }
+    assert {key for key, needed in needs.items() if needed} == {("grpo", 0.1), ("dpo", 0.0), ("dpo", 0.1)}

@@ -166,7 +166,7 @@ def loss_inputs(
 def check_arrays(sequences: Sequence[TrainSequence], objective: ObjectiveConfig) -> None:
     """ValueError for a sequence that lacks an array the objective needs, or has one of another length than its tokens."""
     needed = set() if objective.algorithm == "sft" else {"advantages"}
-    if objective.algorithm == "dpo" or (objective.algorithm == "grpo" and objective.kl_coefficient > 0):
+    if objective.needs_reference:
         needed.add("ref_logprobs")
     if objective.algorithm == "grpo" and objective.mismatch != "none":
         needed.add("sampling_logprobs")

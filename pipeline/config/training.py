@@ -68,6 +68,11 @@ class ObjectiveConfig(Section):
     dpo_length_average: bool = True
     """DPO: logprobs averaged over a completion (arXiv 2402.03300, eq. 12), or summed (arXiv 2305.18290)."""
 
+    @property
+    def needs_reference(self) -> bool:
+        """Whether the loss reads the reference policy's logprobs."""
+        return self.algorithm == "dpo" or (self.algorithm == "grpo" and self.kl_coefficient > 0)
+
 
 class AdvantageConfig(Section):
     """How rewards become advantages."""
