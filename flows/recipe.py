@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
+from eval.benchmarks import enforce_heldout
 from flows.engines import Engines
 from flows.workflow import Workflow
 from pipeline.rundir import step_key
@@ -38,6 +40,7 @@ def run_recipe(flow: Workflow, engines: Engines) -> dict[str, Any]:
     problems = select.load_problems(paths)
     train = [problem for problem in problems if problem.split == "train"]
     heldout = [problem for problem in problems if problem.split == "heldout"]
+    enforce_heldout("held-out problems", heldout, (problem.problem_id for problem in train), recipe.evaluate)
 
     def warm_start(context: Any) -> StageResult:
         pairs = base.worked_solutions(context, train, engines.tokenizer)
@@ -70,10 +73,7 @@ def run_recipe(flow: Workflow, engines: Engines) -> dict[str, Any]:
     for round_ in range(1, rounds + 1):
         for step in range(1, recipe.grpo.steps + 1):
             explore_and_learn(flow, engines, train, round_, step, learned)
-        stage(
-            f"round-{round_:02d}/refresh",
-            lambda context, r=round_: refresh.run(context, engines.policy_after_round(r), r),
-        )
+        stage(f"round-{round_:02d}/refresh", partial(refresh_round, engines, round_))
         flow.merge_tables(round_)
         evaluate_policy(flow, engines, heldout, f"round-{round_:02d}")
 
@@ -117,6 +117,11 @@ def explore_and_learn(
     rewarded = flow.stage(f"{key}/reward", pay)
     updated = flow.stage(f"{key}/update", learn)
     flow.step_done(round_, step, sampled, rewarded, updated)
+
+
+def refresh_round(engines: Engines, round_: int, context: Any) -> StageResult:
+    """The end of a round: the policy becomes the next reference, and the reward model learns the new rollouts."""
+    return refresh.run(context, engines.policy_after_round(round_), round_)
 
 
 def evaluate_policy(flow: Workflow, engines: Engines, heldout: list[Problem], name: str) -> None:

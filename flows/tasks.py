@@ -76,6 +76,12 @@ class PrefectView:
         if total > 0 and not busy and self._due.due():
             self._pending = self._later(self._show_progress, key, 100.0 * done / total, f"{key} {note}")
 
+    def end(self, key: str, result: StageResult, *, reused: bool) -> None:
+        funnel = result.metrics.get("funnel")
+        if funnel:
+            rows = [{name: row[name] for name in ("rule", "came_in", "set_aside", "kept")} for row in funnel]
+            self._later(create_table_artifact, rows, "selection", "Problems left by each rule")
+
     def line(self, text: str) -> None:
         self._log.info(text)
 

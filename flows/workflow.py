@@ -30,6 +30,7 @@ class Observer(Protocol):
     """Who is told what happens; flows.tasks shows it in Prefect, flows.console in the terminal."""
 
     def progress(self, key: str, done: int, total: int, note: str) -> None: ...
+    def end(self, key: str, result: StageResult, *, reused: bool) -> None: ...
     def step(self, row: dict[str, Any]) -> None: ...
     def evaluated(self, name: str, metrics: dict[str, Any]) -> None: ...
 
@@ -61,7 +62,8 @@ class Workflow:
         else:
             self.display.begin(key)
             result = self._execute(key, lambda: self._run(key, body), False)
-        self.display.end(key, result, reused=existing is not None)
+        for observer in self._observers:
+            observer.end(key, result, reused=existing is not None)
         return result
 
     def merge_tables(self, round_: int | None = None) -> None:
