@@ -203,9 +203,22 @@ def select(
     recipe: Annotated[str, typer.Option(help="Name of a recipe, or a .toml file.")] = "embedded",
     set_: Overrides = None,
     show: Annotated[int, typer.Option(help="Prompts to print as the model will see them.")] = 0,
+    web: Annotated[
+        str | None, typer.Option(metavar="POOL", help="Select mathematical web pages of these files.")
+    ] = None,
+    seed_pages: Annotated[str | None, typer.Option(help="With --web: files of pages to start from.")] = None,
 ) -> None:
-    """The selection stage alone: problems to a file, with the funnel and what was set aside beside it."""
+    """The selection stage alone: problems (or web pages) to a file, with the funnel and what was set aside beside it."""
     from pipeline.config import load_recipe
+
+    if (web is None) != (seed_pages is None):
+        raise ValueError("--web and --seed-pages go together: the pool of pages, and mathematical pages to start from")
+    if web is not None and seed_pages is not None:
+        from stages.select_web import select_web_files
+
+        chosen = load_recipe(recipe, set_ or [])
+        select_web_files(chosen, web, seed_pages, out, chosen.data.web)
+        return
     from stages.select import select_files
 
     select_files(load_recipe(recipe, set_ or []), out, show=show)

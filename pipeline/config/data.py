@@ -180,6 +180,8 @@ class DataConfig(Section):
     near_duplicates: float | None = Field(default=0.8, gt=0.0, le=1.0)
     """Remove a training problem that shares this much of its word 3-grams (Jaccard index, by MinHash) with an earlier
     one and has the same numbers; lower removes more, None nothing. Exact duplicates always leave."""
+    web: WebConfig = WebConfig()
+    """Selection of web pages, read by `grpoflow select --web` alone."""
     curriculum: CurriculumConfig = CurriculumConfig()
     """Which of the selected problems the steps draw."""
 
