@@ -9,7 +9,7 @@ from typing import Any
 
 from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from pipeline.rundir import RunPaths
@@ -32,8 +32,9 @@ class Display:
         self._also = also  # who else is told each line: the log of the Prefect page
         self.console = console or Console(highlight=False, quiet=quiet, soft_wrap=True)
         self._bars = Progress(
-            TextColumn("{task.description:<26}"), BarColumn(bar_width=30), MofNCompleteColumn(),
-            TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(), TextColumn("{task.fields[note]}"),
+            # Fits 80 columns: none of these may be squeezed into dots.
+            TextColumn("{task.description:<26}"), BarColumn(bar_width=8), MofNCompleteColumn(),
+            TimeRemainingColumn(compact=True), TextColumn("left {task.fields[note]}"),
             console=self.console, transient=True, refresh_per_second=4,
             disable=quiet or not self.console.is_terminal,
         )  # fmt: skip

@@ -38,7 +38,7 @@ def run(
         tokens += metrics["tokens"]
         if context.progress:
             rate = tokens / (time.monotonic() - started)
-            context.progress(step + 1, config.steps, f"loss {metrics['loss']:.3f}  {rate:,.0f} tokens/s")
+            context.progress(step + 1, config.steps, f"loss {metrics['loss']:.3f} {rate:,.0f} tok/s")
     if not store.has(context.paths, "updates", context.key) and rows:
         store.append(context.paths, "updates", context.key, rows)
     save_checkpoint(context, learner, checkpoint, optimizer=False)

@@ -189,7 +189,7 @@ def test_progress_counts_up_to_all_completions(sampler):
     assert [done for done, _, _ in seen] == sorted(done for done, _, _ in seen)
     assert {total for _, total, _ in seen} == {12}
     assert seen[-1][0] == 12
-    assert seen[-1][2].endswith("tokens/s")
+    assert seen[-1][2].endswith("tok/s")
 
 
 def test_a_cancellation_is_seen_within_a_second_and_leaves_nothing_running(sampler):

@@ -135,7 +135,7 @@ class _Batch:
             for row, completion in self._retire():
                 out[row.prompt][row.index] = completion
                 done += 1
-            progress(done, total, f"{tokens / (time.perf_counter() - started):.0f} tokens/s")
+            progress(done, total, f"{tokens / (time.perf_counter() - started):,.0f} tok/s")
         return [[completion for completion in group if completion is not None] for group in out]
 
     def _size(self, prompts: Sequence[Sequence[int]], total: int) -> None:

@@ -63,7 +63,7 @@ class Call:
                     _, p, g = key.split("-")
                     out[int(p)][int(g)] = Completion(tuple(ids), tuple(logprobs), reason, seconds)
                     done, tokens = done + 1, tokens + len(ids)
-            progress(done, total, f"{tokens / (time.monotonic() - started):.0f} tokens/s")
+            progress(done, total, f"{tokens / (time.monotonic() - started):,.0f} tok/s")
             if done < total:
                 wait([engine.connection for engine in self.engines], LOOK)
         return [[completion for completion in group if completion is not None] for group in out]
