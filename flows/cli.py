@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import logging
 import os
 import sys
 from pathlib import Path
@@ -42,6 +41,10 @@ def run(
     if recipe == "figure5":
         from flows.study import run_study
 
+        if resume_from:
+            raise ValueError(
+                "figure5 is a study of several runs: --resume-from needs the --run-id of one of them alone"
+            )
         run_study(recipe, set_ or [], Path(root), run_id=run_id)
         return
     from flows.runs import open_run
@@ -58,8 +61,8 @@ def run(
     if not os.environ.get("PREFECT_API_URL"):
         print("Prefect: connecting to the local server, which starts when none answers …", flush=True)
     with service.server() as url:
-        os.environ.update(service.environment(url))
-        quiet_prefect()
+        # Prefect's own INFO lines go to its page; the terminal keeps its warnings.
+        os.environ.update(service.environment(url), PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL="WARNING")
         print(f"Prefect: {url.removesuffix('/api')} shows this run while it works", flush=True)
         from flows.deployed import run_here
 
@@ -77,6 +80,8 @@ def init(
 
     if file.exists():
         raise ValueError(f"{file} exists and is left as it is; name another file")
+    if not file.parent.is_dir():
+        raise ValueError(f"{file}: folder {file.parent} does not exist; make it first")
     file.write_text(commented_toml(load_recipe(recipe, [f"name={file.stem}"])), encoding="utf-8")
     print(f"{file}: edit it, then grpoflow run --recipe {file}")
 
@@ -209,19 +214,21 @@ def select(
     seed_pages: Annotated[str | None, typer.Option(help="With --web: files of pages to start from.")] = None,
 ) -> None:
     """The selection stage alone: problems (or web pages) to a file, with the funnel and what was set aside beside it."""
+    from flows.execute import prepare_libraries
     from pipeline.config import load_recipe
 
     if (web is None) != (seed_pages is None):
         raise ValueError("--web and --seed-pages go together: the pool of pages, and mathematical pages to start from")
+    chosen = load_recipe(recipe, set_ or [])
+    prepare_libraries(chosen)
     if web is not None and seed_pages is not None:
         from stages.select_web import select_web_files
 
-        chosen = load_recipe(recipe, set_ or [])
         select_web_files(chosen, web, seed_pages, out, chosen.data.web)
         return
     from stages.select import select_files
 
-    select_files(load_recipe(recipe, set_ or []), out, show=show)
+    select_files(chosen, out, show=show)
 
 
 @app.command()
@@ -233,6 +240,8 @@ def report(
     from flows.runs import find_run
 
     if not runs:
+        if not Path(root).is_dir():
+            raise ValueError(f"{root}: there is no folder of runs; start one with `grpoflow run`, or name --root")
         index, _ = report_all(Path(root))
         print(index)
         return
@@ -252,16 +261,6 @@ def compare(run_a: str, run_b: str, root: Root = "runs", checkpoint: str = "fina
         print(line)
 
 
-def quiet_prefect() -> None:
-    """Prefect's own INFO lines go to its page; the terminal keeps its warnings."""
-    import prefect.logging  # noqa: F401 - the import sets the handlers up
-
-    for name in ("prefect", "prefect.flow_runs", "prefect.task_runs"):
-        for handler in logging.getLogger(name).handlers:
-            if type(handler).__name__ == "PrefectConsoleHandler":
-                handler.setLevel(logging.WARNING)
-
-
 def main() -> None:
     """Exit status 0 only when all of it worked; 2 with one line for a mistake that the user can mend."""
     try:
@@ -272,6 +271,8 @@ def main() -> None:
         sys.exit(fail("stopped; the same command continues where it was", 130))
     except (ValueError, FileNotFoundError, BlockingIOError, PermissionError, TimeoutError, MemoryError) as error:
         sys.exit(fail(str(error), 2))
+    except (NotADirectoryError, IsADirectoryError, FileExistsError) as error:
+        sys.exit(fail(f"{error.filename}: {error.strerror}" if error.filename else str(error), 2))
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EROFS, errno.EDQUOT):
             raise

@@ -56,6 +56,8 @@ def test_the_paper_recipe_has_the_papers_figures():
         (["grpo.objective.temperature=0.5"], ["sampler.temperature"]),
         (["seed=-1"], ["seed", "-1", "0"]),
         (["grpo.lr=nan"], ["grpo.lr", "nan"]),
+        (["grpo=3"], ["grpo is 3", "GRPOConfig"]),
+        (["grpo.objective=abc"], ["grpo.objective is 'abc'", "ObjectiveConfig"]),
     ],
 )
 def test_a_mistake_gets_one_line_that_names_field_value_and_way_out(overrides, parts):
@@ -92,3 +94,11 @@ def test_a_recipe_written_out_with_comments_reads_back_as_it_was(name, tmp_path)
     file.write_text(commented_toml(load_recipe(name)))
     assert load_recipe(str(file)) == load_recipe(name)
     assert "# Seconds for one verdict" in file.read_text()
+
+
+def test_bases_that_go_in_a_circle_are_refused(tmp_path):
+    one, two = tmp_path / "one.toml", tmp_path / "two.toml"
+    one.write_text(f'base = "{two}"\n')
+    two.write_text(f'base = "{one}"\n')
+    with pytest.raises(ValueError, match=r"one\.toml: its bases go in a circle \(.*one.* → .*two.* → .*one.*\)"):
+        load_recipe(str(one))

@@ -71,8 +71,11 @@ class Recipe(Section):
         sampler = data.get("sampler", {})
         if not isinstance(sampler, Mapping):
             return data
-        grpo = dict(data.get("grpo", {}))
-        objective = dict(grpo.get("objective", {}))
+        grpo = data.get("grpo", {})
+        objective = grpo.get("objective", {}) if isinstance(grpo, Mapping) else None
+        if not isinstance(objective, Mapping):
+            return data  # validation says what is wrong with it
+        objective = dict(objective)
         for field in ("temperature", "max_tokens"):
             default = SamplerConfig.model_fields[field].default
             value = sampler.get(field, default)
@@ -145,12 +148,19 @@ def validate_recipe(data: Mapping[str, Any], origin: str) -> Recipe:
         raise ValueError(f"recipe {origin}: " + "; ".join(_explain(detail) for detail in error.errors())) from None
 
 
-def _read(recipe: str) -> dict[str, Any]:
+def _read(recipe: str, above: tuple[str, ...] = ()) -> dict[str, Any]:
+    if recipe in above:
+        raise ValueError(
+            f"recipe {above[0]}: its bases go in a circle ({' → '.join([*above, recipe])}); remove one base"
+        )
     path = Path(recipe)
     if recipe in recipe_names():
         text = (resources.files("pipeline") / "recipes" / f"{recipe}.toml").read_text(encoding="utf-8")
     elif path.suffix == ".toml" and path.is_file():
-        text = path.read_text(encoding="utf-8")
+        try:
+            text = path.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise ValueError(f"recipe {recipe}: not UTF-8 text ({error.reason} at byte {error.start})") from None
     elif path.suffix == ".toml":
         raise ValueError(
             f"recipe {recipe}: no such file; name an existing .toml file or one of {', '.join(recipe_names())}"
@@ -169,7 +179,7 @@ def _read(recipe: str) -> dict[str, Any]:
         return data
     if not isinstance(base, str):
         raise ValueError(f"recipe {recipe}: base is {base!r}, expected the name of a recipe or a .toml file")
-    return _merge(_read(base), data)
+    return _merge(_read(base, (*above, recipe)), data)
 
 
 def _merge(base: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
