@@ -18,7 +18,7 @@ from pipeline.backends import open_learner, open_sampler
 from pipeline.backends.probe import check_gap
 from pipeline.config import Recipe
 from pipeline.protocols import Learner, Sampler
-from pipeline.rundir import RunPaths, StageContext, step_key
+from pipeline.rundir import RunPaths, StageContext, checkpoint_maker, step_key
 from pipeline.types import Rollout
 from rewards.scoring import Scorer
 from stages import update
@@ -68,9 +68,9 @@ class Engines:
 
     def policy_from(self, checkpoint: str) -> Learner:
         """The learner with a checkpoint's weights and a fresh optimizer, to be trained away from any position."""
-        learner = self._load(checkpoint, optimizer=False)
         self._at = None
-        return learner
+        self._check_intact(checkpoint)
+        return self._load(checkpoint, optimizer=False)
 
     def policy_of(self, name: str) -> Learner:
         """The learner holding a named policy: warm-start, round-XX, final, or the one after a step of a round."""
@@ -79,6 +79,7 @@ class Engines:
         if match := STEP.fullmatch(name):
             return self.policy_after((int(match[1]) - 1) * self.steps + int(match[2] or self.steps))
         if self._at != name:
+            self._check_intact(name)
             self._load(name, optimizer=False)
             self._at = name
         assert self._learner is not None
@@ -90,10 +91,11 @@ class Engines:
 
     def policy_after(self, updates: int) -> Learner:
         """The learner as it was after ``updates`` updates, with its optimizer; recorded updates are replayed."""
-        if not isinstance(self._at, int) or self._at > updates:
-            start = self._newest_checkpoint(updates)
+        at = self._at if isinstance(self._at, int) and self._at <= updates else -1
+        start = self._newest_checkpoint(updates, at)
+        if start > at:
             self._load(self._checkpoint_name(start), optimizer=start > 0)
-            self._at = start
+        self._at = start
         assert self._learner is not None
         for number in range(self._at + 1, updates + 1):
             round_, step = self.round_and_step(number)
@@ -118,6 +120,7 @@ class Engines:
             return
         name = self._checkpoint_name((round_ - 1) * self.steps)
         if self._reference != name:
+            self._check_intact(name)
             self._learner.load_reference(self.paths.find_checkpoint(name))
             self._reference = name
 
@@ -132,8 +135,9 @@ class Engines:
         round_, step = self.round_and_step(updates)
         return f"round-{round_:02d}" if step == self.steps else step_checkpoint(round_, step)
 
-    def _newest_checkpoint(self, updates: int) -> int:
-        for number in range(updates, -1, -1):
+    def _newest_checkpoint(self, updates: int, at: int) -> int:
+        """Where to start from: the newest intact checkpoint past position ``at`` (-1: none), else ``at`` itself."""
+        for number in range(updates, at, -1):
             try:
                 directory = self.paths.find_checkpoint(self._checkpoint_name(number))
             except FileNotFoundError:
@@ -141,9 +145,18 @@ class Engines:
             if is_intact(directory):
                 return number
             logger.warning("checkpoint %s is damaged; going back to the one before it", directory.name)
+        if at >= 0:
+            return at
         raise FileNotFoundError(
             f"run {self.paths.run_id}: no intact checkpoint at or before update {updates}; resume from stage sft"
         )
+
+    def _check_intact(self, name: str) -> None:
+        if not is_intact(self.paths.find_checkpoint(name)):
+            raise ValueError(
+                f"run {self.paths.run_id}: checkpoint {name!r} is damaged (its files do not match its checksums); make it "
+                f"again with --run-id {self.paths.run_id} --resume-from {checkpoint_maker(name)}"
+            )
 
     def _load(self, checkpoint: str, *, optimizer: bool) -> Learner:
         directory = self.paths.find_checkpoint(checkpoint)
@@ -204,6 +217,7 @@ class Engines:
     def _process_model(self) -> Any:
         from rewards.process import ProcessRewardModel
 
+        self._check_intact("process-model")
         model = ProcessRewardModel.load(self.paths.find_checkpoint("process-model"))
 
         def score(rollouts: list[Rollout]) -> list[tuple[list[float], list[int]]]:
@@ -214,6 +228,7 @@ class Engines:
     def _load_reward_model(self, name: str) -> Any:
         from rewards.models import OutcomeRewardModel
 
+        self._check_intact(name)
         model = OutcomeRewardModel.load(self.paths.find_checkpoint(name))
 
         def score(rollouts: list[Rollout]) -> list[float]:
