@@ -24,10 +24,13 @@ def report_all(
     observers: tuple[Observer, ...] = (),
     say: Callable[[str], Any] = print,
 ) -> tuple[Path, list[str]]:
-    """Returns the index and one line a run. Safe to call at any time: what is evaluated is never evaluated again."""
+    """Returns the index and one line a run. Safe to call at any time: what is evaluated is never evaluated again.
+
+    A run that cannot be read does not keep the others from their reports: ValueError names such runs at the end.
+    """
     from eval.index import build_index
 
-    lines = []
+    lines, troubled = [], []
     for run_id in run_ids(root):
         paths = RunPaths(root, run_id)
         try:
@@ -36,11 +39,17 @@ def report_all(
                 build_report(paths)
         except BlockingIOError:
             line = f"{run_id}: at work, left alone"
+        except (ValueError, FileNotFoundError) as error:
+            line = f"{run_id}: {error}"
+            troubled.append(run_id)
         else:
             line = f"{run_id}: {'evaluated ' + ', '.join(done) if done else 'nothing new'}"
         say(line)
         lines.append(line)
-    return build_index(root), lines
+    index = build_index(root)
+    if troubled:
+        raise ValueError(f"no report of {', '.join(troubled)} (see above); {index} and the other runs' are made")
+    return index, lines
 
 
 def evaluate_missing(

@@ -60,6 +60,8 @@ def run_stages(paths: RunPaths, recipe: Recipe) -> list[str]:
 
 def read_recipe(paths: RunPaths) -> Recipe:
     """The recipe a run was started with."""
+    if "recipe" not in paths.header:
+        raise ValueError(f"{paths.recipe_file}: is damaged (no recipe in it); put it back, or move the run away")
     return validate_recipe(paths.header["recipe"], f"of run {paths.run_id}")
 
 
@@ -116,9 +118,9 @@ def _create(recipe: Recipe, paths: RunPaths, **lineage: Any) -> None:
 def _check_same(recipe: Recipe, paths: RunPaths) -> None:
     if not os.access(paths.directory, os.W_OK):
         raise ValueError(f"run directory {paths.directory}: no write permission; choose another --root")
-    if paths.header["digest"] == recipe.digest:
+    if paths.header.get("digest") == recipe.digest:
         return
-    fields = changed_fields(paths.header["recipe"], recipe.model_dump(mode="json"))
+    fields = changed_fields(read_recipe(paths).model_dump(mode="json"), recipe.model_dump(mode="json"))
     raise ValueError(
         f"run {paths.run_id!r} was started with another recipe ({', '.join(fields[:5])} differ): "
         f"(1) choose another --run-id, (2) repeat the run's own recipe: `grpoflow run --run-id {paths.run_id}`, or "
@@ -132,6 +134,8 @@ def _open_child(
     if not run_id:
         raise ValueError("resume-from needs run-id: the run to branch off")
     parent = find_run(root, run_id)
+    if "stages" in parent.header:
+        raise ValueError(f"run {run_id!r} is an evaluation, not a training run: there is nothing to branch off it")
     old = read_recipe(parent)
     recipe = _overridden(parent, overrides) if recipe_name is None else load_recipe(recipe_name, overrides)
     keys = stage_keys(recipe)
@@ -175,5 +179,9 @@ def _check_later_only(old: Recipe, new: Recipe, resume_from: str) -> None:
 
 def first_stage(field: str, order: Sequence[str]) -> str | None:
     """The first stage that reads a field; None when no stage's result depends on it."""
+    if field == "sampler.max_tokens":
+        return "sft"  # worked solutions that are longer are left out
     first = FIRST_STAGE.get(field.split(".")[0], order[0])
-    return "evaluate/warm-start" if first == "reward_model" and first not in order else first
+    if first == "reward_model" and first not in order:
+        return "process_model" if "process_model" in order else "evaluate/warm-start"
+    return first

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from flows.runs import find_run, read_recipe, run_ids, run_stages
@@ -24,10 +25,14 @@ def print_runs(root: Path) -> None:
         table.add_column(column)
     for run_id in ids:
         paths = RunPaths(root, run_id)
-        keys = run_stages(paths, read_recipe(paths))
-        left = [key for key in keys if read_result(paths, key) is None]
+        try:
+            keys = run_stages(paths, read_recipe(paths))
+            left = [key for key in keys if read_result(paths, key) is None]
+        except (ValueError, FileNotFoundError) as error:
+            table.add_row(escape(run_id), "", "", "cannot be read", escape(str(error)))
+            continue
         table.add_row(
-            run_id, paths.header["created_at"], f"{len(keys) - len(left)}/{len(keys)}", state(paths, left),
+            run_id, paths.header.get("created_at", ""), f"{len(keys) - len(left)}/{len(keys)}", state(paths, left),
             left[0] if left else "",
         )  # fmt: skip
     Console().print(table)

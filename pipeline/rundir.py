@@ -79,8 +79,8 @@ class RunPaths:
     def header(self) -> dict[str, Any]:
         """``recipe.json``: recipe, digest, versions, and for a child run its parent and resume_from."""
         try:
-            return json.loads(self.recipe_file.read_text(encoding="utf-8"))
-        except json.JSONDecodeError as error:
+            return dict(json.loads(self.recipe_file.read_text(encoding="utf-8")))
+        except (ValueError, TypeError) as error:
             raise ValueError(f"{self.recipe_file}: is damaged ({error}); put it back, or move the run away") from None
 
     @property
@@ -137,7 +137,11 @@ def read_result(paths: RunPaths, key: str) -> StageResult | None:
     owner = paths.owner(key)
     if owner is None:
         return None
-    return StageResult(**json.loads(owner.result_file(key).read_text(encoding="utf-8")))
+    file = owner.result_file(key)
+    try:
+        return StageResult(**json.loads(file.read_text(encoding="utf-8")))
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{file}: is damaged ({error}); delete it, and the run does what is missing again") from None
 
 
 def write_result(paths: RunPaths, result: StageResult) -> None:

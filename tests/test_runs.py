@@ -2,10 +2,13 @@
 
 import pytest
 
-from flows.runs import changed_fields, find_run, first_stage, open_run, read_recipe
+from flows.evaluate import report_all
+from flows.runs import changed_fields, claim_run, find_run, first_stage, open_run, read_recipe
+from flows.status import print_runs
 from pipeline.config import load_recipe
-from pipeline.rundir import locked, stage_keys, write_result
+from pipeline.rundir import RunPaths, locked, read_result, stage_keys, write_result
 from pipeline.types import StageResult
+from tests.synthetic_run import synthetic_run
 
 SMALL = ["grpo.rounds=2", "grpo.steps=2"]
 
@@ -98,3 +101,55 @@ def test_every_section_of_the_recipe_has_a_first_stage_that_exists():
 
 def test_changed_fields_are_named_in_full():
     assert changed_fields({"a": {"b": 1, "c": 2}, "d": 3}, {"a": {"b": 1, "c": 4}, "e": 3}) == ["a.c", "d", "e"]
+
+
+def test_the_first_reader_of_a_field_is_the_first_stage_that_is_there():
+    process = stage_keys(
+        load_recipe("embedded", ["rewards.weights={verifier=1.0}", "grpo.advantages.supervision=process"])
+    )
+    assert first_stage("reward_model.process_samples", process) == "process_model"
+    assert first_stage("sampler.temperature", process) == "process_model"
+    plain = stage_keys(load_recipe("embedded", ["rewards.weights={verifier=1.0}"]))
+    assert first_stage("sampler.temperature", plain) == "evaluate/warm-start"
+    # Worked solutions that are longer than a completion may be are not learned from.
+    assert first_stage("sampler.max_tokens", plain) == "sft"
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", "{}", "\xff"])
+def test_a_damaged_header_is_named_and_the_other_runs_are_still_shown(tmp_path, capsys, text):
+    for run_id in ("good", "bad"):
+        open_run("embedded", SMALL, run_id, None, tmp_path)
+    file = tmp_path / "bad" / "recipe.json"
+    file.write_bytes(text.encode("latin-1"))
+    with pytest.raises(ValueError, match=r"bad/recipe\.json: is damaged"):
+        open_run("embedded", SMALL, "bad", None, tmp_path)
+    print_runs(tmp_path)
+    shown = capsys.readouterr().out
+    assert "good" in shown
+    assert "cannot be" in shown
+
+
+def test_a_damaged_result_is_named(tmp_path):
+    _, paths = open_run("embedded", SMALL, "mine", None, tmp_path)
+    write_result(paths, StageResult("select"))
+    paths.result_file("select").write_text("")
+    with pytest.raises(ValueError, match=r"select/result\.json: is damaged"):
+        read_result(paths, "select")
+
+
+def test_an_evaluation_cannot_be_branched(tmp_path):
+    recipe = load_recipe("embedded", SMALL)
+    claim_run(recipe, RunPaths(tmp_path, "evaluate-it"), stages=["select", "evaluate/base"])
+    with pytest.raises(ValueError, match="is an evaluation"):
+        open_run(None, [], "evaluate-it", "select", tmp_path)
+
+
+def test_one_run_that_cannot_be_read_does_not_keep_the_others_from_their_reports(tmp_path):
+    synthetic_run(tmp_path, "good")
+    open_run("embedded", SMALL, "bad", None, tmp_path)
+    (tmp_path / "bad" / "recipe.json").write_text("{}")
+    lines = []
+    with pytest.raises(ValueError, match=r"no report of bad .*index\.html"):
+        report_all(tmp_path, say=lines.append)
+    assert sorted(line.split(":")[0] for line in lines) == ["bad", "good"]
+    assert RunPaths(tmp_path, "good").report("report").is_file()
