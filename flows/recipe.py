@@ -90,9 +90,8 @@ def explore_and_learn(
     """One step: rollout, reward, update, each a stage with its own result."""
     key, before = step_key(round_, step), (round_ - 1) * flow.recipe.grpo.steps + step - 1
     scored_by = f"reward-model-{round_ - 1:02d}" if learned else None
-    offline = (
-        flow.recipe.grpo.objective.algorithm == "rft"
-    )  # RFT learns what the warm start wrote (2402.03300, Table 10)
+    # RFT learns what the warm start wrote (arXiv 2402.03300, Table 10); every other algorithm explores on-policy.
+    offline = flow.recipe.grpo.objective.algorithm == "rft"
     sampled_from = "warm-start" if offline else policy_name(round_, step)
 
     def explore(context: Any) -> StageResult:
