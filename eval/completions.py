@@ -188,7 +188,11 @@ def _read(file: Path) -> list[dict[str, Any]]:
             with file.open(encoding="utf-8", newline="") as lines:
                 return [{k: v if v != "" else None for k, v in row.items()} for row in csv.DictReader(lines)]
         text = file.read_text(encoding="utf-8")
-        rows = json.loads(text) if file.suffix == ".json" else [json.loads(line) for line in text.splitlines() if line]
+        rows = (
+            json.loads(text)
+            if file.suffix == ".json"
+            else [json.loads(line) for line in text.split("\n") if line.strip()]
+        )
     except (OSError, ValueError) as error:
         raise ValueError(f"{file}: cannot be read ({error}); expected .parquet, .jsonl, .json or .csv") from None
     if (

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -254,8 +254,33 @@ def check_folder(folder: Path, config: ModelConfig, *, chat_template: bool = Tru
         )
     if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json", "vocab.json")):
         raise ValueError(f"{where}: no tokenizer there; add one with tokenizer.save_pretrained(folder)")
+    _check_readable(folder, config)
     if chat_template and not load_tokenizer(folder, config).chat_template:
         raise ValueError(
             f"{where}: its tokenizer has no chat template; choose an instruction-tuned model, add chat_template.jinja, "
             f'or set data.template = "plain"'
         )
+
+
+def _check_readable(folder: Path, config: ModelConfig) -> None:
+    """ValueError that names the file which is damaged or unknown to transformers; of the weights only headers are read."""
+    from safetensors import safe_open
+    from transformers import AutoConfig
+
+    def headers() -> None:
+        for file in sorted(folder.glob("*.safetensors")):
+            with safe_open(file, "numpy"):
+                pass
+
+    def read(what: str, action: Callable[[], Any]) -> None:
+        try:
+            action()
+        except Exception as error:  # safetensors and tokenizers have errors of their own, of no common kind
+            reason = str(error).strip().split("\n")[0] or type(error).__name__
+            raise ValueError(
+                f"model folder {folder}: {what} cannot be read ({type(error).__name__}: {reason}); copy or download it again"
+            ) from None
+
+    read("config.json", lambda: AutoConfig.from_pretrained(str(folder), trust_remote_code=config.trust_remote_code))
+    read("*.safetensors", headers)
+    read("its tokenizer", lambda: load_tokenizer(folder, config))

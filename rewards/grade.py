@@ -65,7 +65,7 @@ def grade(
 def read_cases(path: Path) -> list[CaseRow]:
     """The rows of a JSON-lines file. ValueError with the line number where one cannot be read."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").split("\n")  # splitlines would also split at U+2028 inside a string
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start}): save it as UTF-8") from None
     rows: list[CaseRow] = []

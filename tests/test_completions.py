@@ -180,3 +180,11 @@ def test_pass_and_votes_of_given_math_samples_agree_with_their_labels():
     # the scores separate right from wrong: the best of 8 by score beats the plain vote
     assert found.get("best_of_k_rm", 8).value > found.get("maj@k", 8).value
     assert found.get("self_consistency_rm", 8).value >= found.get("maj@k", 8).value
+
+
+def test_a_line_separator_inside_a_completion_does_not_end_the_row(tmp_path):
+    file = tmp_path / "given.jsonl"
+    rows = [{"problem_id": name, "gold": "2", "completion": "one\u2028 2"} for name in "pq"]
+    file.write_text("\n\n".join(json.dumps(row, ensure_ascii=False) for row in rows), encoding="utf-8")
+    (result,) = evaluate_completions(file, plain_judge, columns={}, ks=None)
+    assert "100" in "\n".join(result_lines([result]))

@@ -107,3 +107,9 @@ def test_half_a_character_in_a_completion_is_judged_and_written(tmp_path: Path) 
     row = '{"id": "s", "gold": "\\ud800", "completion": "\\\\boxed{\\ud800}"}'
     grade(written(tmp_path / "cases.jsonl", row), out=tmp_path / "out.jsonl")
     assert json.loads((tmp_path / "out.jsonl").read_text())["correct"] is True
+
+
+def test_a_line_separator_inside_a_completion_does_not_end_the_row(tmp_path: Path) -> None:
+    row = {"id": "1", "gold": "2", "completion": "one\u2028two\x85 \\boxed{2}"}
+    (verdict,) = grade(written(tmp_path / "cases.jsonl", json.dumps(row, ensure_ascii=False)))
+    assert verdict.status == "correct"

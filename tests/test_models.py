@@ -1,6 +1,7 @@
 """Model folders: the embedded policy is complete, the same for a seed, and reads the same wherever it is loaded."""
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -129,3 +130,22 @@ def test_a_folder_is_checked_and_what_it_lacks_is_named(folder, tmp_path):
         check_folder(tmp_path, config)
     assert prepare_base(config, [], 0, tmp_path / "unused", chat_template=False) == tmp_path
     assert not (tmp_path / "unused").exists()
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("config.json", b"{"),
+        ("config.json", b'{"model_type": "unheard-of"}'),
+        ("model.safetensors", b"\xff" * 100),
+        ("tokenizer.json", b"{}"),
+        ("tokenizer.json", b"\xff"),
+    ],
+)
+def test_a_damaged_file_of_a_folder_is_named_in_one_line(folder, tmp_path, file, content):
+    shutil.copytree(folder, tmp_path / "model")
+    (tmp_path / "model" / file).write_bytes(content)
+    what = file.replace("model.", r"\*.").replace("tokenizer.json", "its tokenizer")
+    with pytest.raises(ValueError, match=rf"^model folder .*: {what} cannot be read \(.*again$") as refused:
+        check_folder(tmp_path / "model", ModelConfig(name="model"))
+    assert "\n" not in str(refused.value)
