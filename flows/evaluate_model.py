@@ -13,6 +13,7 @@ from flows.workflow import Workflow
 from pipeline.config import Recipe
 from pipeline.config.recipe import apply_overrides, validate_recipe
 from pipeline.rundir import RunPaths, locked
+from stages.checkpoint import is_intact
 
 STAGES = ["select", "evaluate/base"]
 
@@ -36,12 +37,23 @@ def evaluate_model(
     run_id = f"evaluate-{Path(model).name}-{benchmark}-{recipe.digest[:8]}".replace("/", "-")
     paths = RunPaths(root, run_id)
     claim_run(recipe, paths, stages=STAGES)
+    check_unchanged(model, paths)
     display = Display(len(STAGES))
     with locked(paths), logged(paths), display:
         metrics = _evaluate(recipe, paths, display, benchmark)
     display.console.print(evaluation_table({Path(model).name: metrics}, recipe.evaluate.ks))
     display.line(f"run      {paths.directory}")
     return paths
+
+
+def check_unchanged(model: str, paths: RunPaths) -> None:
+    """ValueError when the model's files are no longer those that this run began to evaluate: its results are not theirs."""
+    base = paths.checkpoint("base")
+    if base.is_dir() and not is_intact(base):
+        raise ValueError(
+            f"{model} is not what run {paths.run_id} began to evaluate (its files have changed since): move "
+            f"{paths.directory} away, or name another --root"
+        )
 
 
 def evaluation_recipe(

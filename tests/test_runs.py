@@ -3,11 +3,13 @@
 import pytest
 
 from flows.evaluate import report_all
+from flows.evaluate_model import check_unchanged
 from flows.runs import changed_fields, claim_run, find_run, first_stage, open_run, read_recipe
 from flows.status import print_runs
 from pipeline.config import load_recipe
 from pipeline.rundir import RunPaths, locked, read_result, stage_keys, write_result
 from pipeline.types import StageResult
+from stages.checkpoint import new_checkpoint
 from tests.synthetic_run import synthetic_run
 
 SMALL = ["grpo.rounds=2", "grpo.steps=2"]
@@ -153,3 +155,15 @@ def test_one_run_that_cannot_be_read_does_not_keep_the_others_from_their_reports
         report_all(tmp_path, say=lines.append)
     assert sorted(line.split(":")[0] for line in lines) == ["bad", "good"]
     assert RunPaths(tmp_path, "good").report("report").is_file()
+
+
+def test_results_of_a_model_folder_are_not_given_for_what_was_saved_there_later(tmp_path):
+    weights, paths = tmp_path / "model.safetensors", RunPaths(tmp_path, "evaluate-it")
+    weights.write_text("first")
+    check_unchanged("model", paths)  # nothing evaluated yet
+    with new_checkpoint(paths, "base") as partial:
+        (partial / weights.name).symlink_to(weights)
+    check_unchanged("model", paths)
+    weights.write_text("other")
+    with pytest.raises(ValueError, match=r"files have changed since\): move .*evaluate-it away"):
+        check_unchanged("model", paths)
