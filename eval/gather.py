@@ -9,10 +9,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+import duckdb
+
 from eval.benchmarks import how_put
 from eval.queries import COMPLETIONS, EVENTS, PUT, SAMPLES, STEPS, SUPERVISED, TOKENS
 from eval.summary import Sampled
 from pipeline import store
+from pipeline.guard import one_line
 from pipeline.rundir import RunPaths, read_result
 from pipeline.schema import COMPONENT_PREFIX
 from pipeline.types import StageResult
@@ -172,8 +175,11 @@ class RunFacts:
         return rows
 
     def query(self, sql: str, parameters: Iterable[Any] = ()) -> list[dict[str, Any]]:
-        """The rows of a query over this run's tables as dicts; NaN is None."""
-        cursor = self.connection.execute(sql, list(parameters))
+        """The rows of a query over this run's tables as dicts; NaN is None. ValueError names a file that is damaged."""
+        try:
+            cursor = self.connection.execute(sql, list(parameters))
+        except (duckdb.IOException, duckdb.InvalidInputException) as error:
+            raise ValueError(f"run {self.run_id}: its tables cannot be read: {one_line(error)}") from None
         names = [column[0] for column in cursor.description]
         return [{n: None if v != v else v for n, v in zip(names, row, strict=True)} for row in cursor.fetchall()]
 

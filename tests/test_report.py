@@ -156,3 +156,11 @@ def test_figures_are_written_for_people():
     assert measure({"value": 0.625, "low": 0.55, "high": 0.6994}) == "62.5 [55.0, 69.9]"
     assert measure({"value": 41.26, "low": 40.0, "high": 42.5}, percent=False) == "41.3 [40.0, 42.5]"
     assert [duration(s) for s in (4.21, 200, 7500)] == ["4.2 s", "3 min 20 s", "2 h 05 min"]
+
+
+def test_a_damaged_table_is_named(tmp_path):
+    run = synthetic_run(tmp_path, problems=4, samples=8)
+    file = next(run.table("rollouts").rglob("*.parquet"))
+    file.write_bytes(b"not a table")
+    with pytest.raises(ValueError, match=rf"run synthetic: its tables cannot be read: .*{file.name}"):
+        build_report([run], run.report("report"))
