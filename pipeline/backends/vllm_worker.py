@@ -76,7 +76,8 @@ class EngineLoop:
 
     def _step(self) -> None:
         now, done = time.perf_counter(), []
-        for output in self.engine.step():
+        outputs: list[Any] = self.engine.step()  # of a generation engine: never a pooling output
+        for output in outputs:
             if output.finished and output.request_id in self.started:
                 completion = output.outputs[0]
                 ids = list(completion.token_ids)
