@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import sys
 from pathlib import Path
@@ -56,7 +57,10 @@ def run(
         execute(resolved, paths)
         return
     from flows.service import Service
+    from pipeline.rundir import locked
 
+    with locked(paths):  # a run that another process works on is refused before a server is started
+        pass
     service = Service()
     if not os.environ.get("PREFECT_API_URL"):
         print("Prefect: connecting to the local server, which starts when none answers …", flush=True)
@@ -66,7 +70,11 @@ def run(
         print(f"Prefect: {url.removesuffix('/api')} shows this run while it works", flush=True)
         from flows.deployed import run_here
 
-        run_here(None, [], paths.run_id, None, root)
+        leave_failures_to_main()
+        try:
+            run_here(None, [], paths.run_id, None, root)
+        finally:
+            send_last_logs()
 
 
 @app.command()
@@ -259,6 +267,24 @@ def compare(run_a: str, run_b: str, root: Root = "runs", checkpoint: str = "fina
 
     for line in compare_runs(find_run(Path(root), run_a), find_run(Path(root), run_b), checkpoint=checkpoint):
         print(line)
+
+
+def leave_failures_to_main() -> None:
+    """Why a run failed is for ``main`` to say, once, in a line; the Prefect page and ``run.log`` have the traceback."""
+    import prefect.logging  # noqa: F401 - the import sets the handlers up
+
+    sources = ("prefect.flow_runs", "prefect.task_runs", "flows.execute")
+    for name in ("root", "prefect", "prefect.flow_runs", "prefect.task_runs"):
+        for handler in logging.getLogger(name).handlers:
+            if type(handler).__name__ == "PrefectConsoleHandler":
+                handler.addFilter(lambda record: record.levelno < logging.ERROR or not record.name.startswith(sources))
+
+
+def send_last_logs() -> None:
+    """Hand the last log lines to the server while it is there; without it the end of the process tries for a minute."""
+    from prefect.logging.handlers import APILogWorker
+
+    APILogWorker.drain_all(timeout=10)
 
 
 def main() -> None:

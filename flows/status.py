@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from pathlib import Path
 
+from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -20,7 +21,7 @@ def print_runs(root: Path) -> None:
     if not ids:
         print(f"no runs in {root}: start one with `grpoflow run`")
         return
-    table = Table(title=f"Runs in {root}", title_justify="left")
+    table = Table(title=f"Runs in {root}", title_justify="left", box=box.SIMPLE_HEAD)
     for column in ("run", "started", "stages", "state", "next"):
         table.add_column(column)
     for run_id in ids:
@@ -51,9 +52,10 @@ def print_run(root: Path, run_id: str) -> None:
     parent = paths.header.get("parent")
     if parent:
         console.print(f"child of {parent}, from {paths.header['resume_from']}", markup=False)
-    table = Table()
-    for column in ("stage", "state", "finished (UTC)", "seconds", "reward", "correct"):
-        table.add_column(column, justify="right" if column in ("seconds", "reward", "correct") else "left")
+    table = Table(box=box.SIMPLE_HEAD)
+    for column in ("stage", "state", "ended, UTC", "seconds", "reward", "correct"):
+        right = column in ("seconds", "reward", "correct")
+        table.add_column(column, justify="right" if right else "left", no_wrap=True)
     for key in keys:
         result = results[key]
         if result is None:
@@ -62,10 +64,10 @@ def print_run(root: Path, run_id: str) -> None:
             continue
         if key.endswith(("/rollout", "/update")):
             continue  # one line a step is enough: its reward stage
-        inherited = "" if paths.result_file(key).is_file() else f"from {parent}"
+        inherited = "" if paths.result_file(key).is_file() else "inherited"
         numbers = [result.metrics.get(name) for name in ("reward", "correct")]
         table.add_row(
-            key, inherited or "done", result.finished_at[:19], f"{result.seconds:.1f}",
+            key, inherited or "done", result.finished_at[5:16].replace("T", " "), f"{result.seconds:.1f}",
             *(f"{n:.3f}" if isinstance(n, float) else "" for n in numbers),
         )  # fmt: skip
     console.print(table)
