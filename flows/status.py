@@ -21,7 +21,9 @@ def print_runs(root: Path) -> None:
     if not ids:
         print(f"no runs in {root}: start one with `grpoflow run`")
         return
-    table = Table(title=f"Runs in {root}", title_justify="left", box=box.SIMPLE_HEAD)
+    table = Table(
+        title=f"Runs in {root}", title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False
+    )
     for column in ("run", "started", "stages", "state", "next"):
         table.add_column(column)
     for run_id in ids:
@@ -52,7 +54,7 @@ def print_run(root: Path, run_id: str) -> None:
     parent = paths.header.get("parent")
     if parent:
         console.print(f"child of {parent}, from {paths.header['resume_from']}", markup=False)
-    table = Table(box=box.SIMPLE_HEAD)
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     for column in ("stage", "state", "ended, UTC", "seconds", "reward", "correct"):
         right = column in ("seconds", "reward", "correct")
         table.add_column(column, justify="right" if right else "left", no_wrap=True)
