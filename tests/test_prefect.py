@@ -92,6 +92,21 @@ def test_a_mistake_in_a_parameter_fails_in_the_first_second_with_the_fields_name
     assert "Traceback" not in output
 
 
+def test_a_stage_that_refuses_its_input_says_so_in_one_line(place):
+    folder, _ = place
+    file = folder / "gold.jsonl"
+    file.write_text(
+        "".join(json.dumps({"problem": f"say the number {n}", "answer": "\\frac{"}) + "\n" for n in range(20))
+    )
+    run = command(folder, "--run-id", "gold", "--set", f'data.sources=[{{name="file", path="{file}"}}]')
+    output, _ = run.communicate(timeout=120)
+    assert run.returncode == 2
+    assert "Traceback" not in output
+    assert [line[:30] for line in output.splitlines() if "max_gold_rejects" in line] == [
+        "grpoflow: source 'gold': 20 of"
+    ]
+
+
 def wait_for(condition, child, seconds=120):
     deadline = time.monotonic() + seconds
     while not condition():
