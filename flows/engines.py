@@ -240,5 +240,9 @@ class Engines:
         return StageContext(self.recipe, self.paths, key, self.progress)
 
     def _own_scratch(self) -> Path:
+        if not self.scratch.is_dir():
+            for left in self.scratch.parent.glob("grpoflow-*"):  # what a killed process could not take away itself
+                if not Path(f"/proc/{left.name.removeprefix('grpoflow-')}").is_dir():
+                    shutil.rmtree(left, ignore_errors=True)
         self.scratch.mkdir(parents=True, exist_ok=True)
         return self.scratch
