@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,6 +16,9 @@ app = typer.Typer(
     name="grpoflow", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
     help="The whole reasoning post-training recipe of DeepSeekMath and DeepSeek-R1 as one restartable workflow.",
 )  # fmt: skip
+
+INTERRUPTED = 130
+"""Exit status after Ctrl-C, as shells have it: 128 + SIGINT."""
 
 Root = Annotated[str, typer.Option("--root", help="Folder of all runs.")]
 Overrides = Annotated[
@@ -289,12 +293,14 @@ def send_last_logs() -> None:
 
 def main() -> None:
     """Exit status 0 only when all of it worked; 2 with one line for a mistake that the user can mend."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends a run as Ctrl-C does: engines closed, resumable
     try:
-        app(standalone_mode=False)
-    except typer.Exit as stop:
-        sys.exit(stop.exit_code)
+        status = app(standalone_mode=False)  # typer.Exit comes back as a number, and Ctrl-C as 130
+        if status == INTERRUPTED:
+            fail("stopped; the same command continues where it was", INTERRUPTED)
+        sys.exit(status)
     except KeyboardInterrupt:
-        sys.exit(fail("stopped; the same command continues where it was", 130))
+        sys.exit(fail("stopped; the same command continues where it was", INTERRUPTED))
     except (ValueError, FileNotFoundError, BlockingIOError, PermissionError, TimeoutError, MemoryError) as error:
         sys.exit(fail(str(error), 2))
     except (NotADirectoryError, IsADirectoryError, FileExistsError) as error:
