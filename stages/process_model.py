@@ -5,7 +5,6 @@ Continuations are rollouts like all others, recorded with purpose "process": pro
 
 from __future__ import annotations
 
-import random
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
@@ -21,7 +20,7 @@ from rewards.steps import Prefix, SteppedSequence, TokenText, label_steps, step_
 from stages.checkpoint import new_checkpoint
 from stages.reward import read_rewards
 from stages.reward_model import is_heldout
-from stages.rollout import SHARD, read_rollouts, sample_problems, training_params
+from stages.rollout import SHARD, draw_problems, read_rollouts, sample_problems, training_params
 
 NAME = "process-model"
 
@@ -31,7 +30,7 @@ def run(
 ) -> StageResult:
     """Sample completions, label their steps, train the head on the warm start's backbone; measured on held-out problems."""
     config = context.recipe.reward_model
-    chosen = random.Random(context.seed("problems")).sample(list(problems), min(config.problems, len(problems)))
+    chosen = draw_problems(context, problems, config.problems)
     rollouts = sample_problems(
         context, sampler, tokenizer, chosen, samples=config.process_samples, purpose="process",
         params=training_params(context),

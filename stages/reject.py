@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +11,7 @@ from pipeline.rundir import RunPaths, StageContext, write_atomic
 from pipeline.types import Problem, Reward, Rollout, StageResult, TrainSequence
 from rewards.scoring import Scorer
 from stages.reward import reward_metrics, score_rollouts
-from stages.rollout import read_rollouts, rollout_metrics, sample_problems, training_params
+from stages.rollout import draw_problems, read_rollouts, rollout_metrics, sample_problems, training_params
 
 
 def run(
@@ -20,7 +19,7 @@ def run(
 ) -> StageResult:
     """Sample training problems, score, and name the kept rollouts in ``stages/reject/kept.json``."""
     config = context.recipe.reject
-    chosen = random.Random(context.seed("problems")).sample(list(problems), min(config.problems, len(problems)))
+    chosen = draw_problems(context, problems, config.problems)
     rollouts = sample_problems(
         context, sampler, tokenizer, chosen, samples=config.samples, purpose="reject", params=training_params(context)
     )

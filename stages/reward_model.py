@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,7 +15,7 @@ from rewards.scoring import Scorer
 from rewards.watch import drift, summarise_learnt
 from stages.checkpoint import new_checkpoint
 from stages.reward import read_rewards, score_rollouts
-from stages.rollout import read_rollouts, sample_problems, training_params
+from stages.rollout import draw_problems, read_rollouts, sample_problems, training_params
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +25,7 @@ def run(
 ) -> StageResult:
     """Sample from the warm start, label by the verifier, train the scalar head on the warm start's backbone."""
     config = context.recipe.reward_model
-    chosen = random.Random(context.seed("problems")).sample(list(problems), min(config.problems, len(problems)))
+    chosen = draw_problems(context, problems, config.problems)
     rollouts = sample_problems(
         context, sampler, tokenizer, chosen, samples=config.samples, purpose="reward_model",
         params=training_params(context),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import random
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -38,6 +39,11 @@ def training_params(context: StageContext) -> SamplingParams:
         max_tokens=config.max_tokens, temperature=config.temperature, top_p=config.top_p, top_k=config.top_k,
         min_p=config.min_p, stop=tuple(config.stop),
     )  # fmt: skip
+
+
+def draw_problems(context: StageContext, problems: Sequence[Problem], count: int) -> list[Problem]:
+    """Up to ``count`` of the problems, drawn by the stage's seed: the same in every attempt."""
+    return random.Random(context.seed("problems")).sample(list(problems), min(count, len(problems)))
 
 
 def sample_problems(
