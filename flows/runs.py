@@ -12,6 +12,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from flows.trackers import check_installed
 from pipeline.config import Recipe, load_recipe
 from pipeline.config.recipe import FILLED_IN, apply_overrides, validate_recipe
 from pipeline.rundir import RunPaths, read_result, stage_keys, write_atomic
@@ -22,7 +23,7 @@ FIRST_STAGE = {
     "sampler": "reward_model", "learner": "sft", "warm_start": "sft", "reward_model": "reward_model",
     "rewards": "reward_model", "evaluate": "evaluate/warm-start", "grpo": "round-01/step-0001/rollout",
     "reject": "reject", "regenerate": "regenerate", "checkpoint_every": None, "keep_checkpoints": None,
-    "name": None, "runtime": None,
+    "name": None, "runtime": None, "trackers": None,
 }  # fmt: skip
 """The first stage that reads a section of the recipe; sections not named here are read by the first stage of all."""
 
@@ -38,6 +39,7 @@ def open_run(
         recipe = read_recipe(RunPaths(root, run_id or ""))  # `run --run-id ID` alone continues with the run's recipe
     else:
         recipe = load_recipe(recipe_name or "embedded", overrides)
+    check_installed(recipe)
     paths = RunPaths(root, run_id or f"{recipe.name}-{recipe.digest[:8]}")
     claim_run(recipe, paths)
     if "stages" in paths.header:
@@ -49,6 +51,7 @@ def claim_run(recipe: Recipe, paths: RunPaths, **header: Any) -> None:
     """Create the run directory with the recipe (and more for its header), or check that it was made for this recipe."""
     if paths.recipe_file.is_file():
         _check_same(recipe, paths)
+        _keep_trackers(recipe, paths)
     else:
         _create(recipe, paths, **header)
 
@@ -121,11 +124,21 @@ def _check_same(recipe: Recipe, paths: RunPaths) -> None:
     if paths.header.get("digest") == recipe.digest:
         return
     fields = changed_fields(read_recipe(paths).model_dump(mode="json"), recipe.model_dump(mode="json"))
+    if not fields:  # begun before a field was there whose default this recipe has
+        return
     raise ValueError(
         f"run {paths.run_id!r} was started with another recipe ({', '.join(fields[:5])} differ): "
         f"(1) choose another --run-id, (2) repeat the run's own recipe: `grpoflow run --run-id {paths.run_id}`, or "
         f"(3) branch off it: --run-id {paths.run_id} --resume-from STAGE"
     )
+
+
+def _keep_trackers(recipe: Recipe, paths: RunPaths) -> None:
+    """Trackers show a run and change nothing in it: those of the newest start are the run's."""
+    stored, trackers = paths.header["recipe"], list(recipe.trackers)
+    if stored.get("trackers", []) != trackers:
+        paths.header["recipe"] = {**stored, "trackers": trackers}
+        write_atomic(paths.recipe_file, json.dumps(paths.header, indent=1, sort_keys=True))
 
 
 def _open_child(
@@ -138,6 +151,7 @@ def _open_child(
         raise ValueError(f"run {run_id!r} is an evaluation, not a training run: there is nothing to branch off it")
     old = read_recipe(parent)
     recipe = _overridden(parent, overrides) if recipe_name is None else load_recipe(recipe_name, overrides)
+    check_installed(recipe)
     keys = stage_keys(recipe)
     if resume_from not in keys:
         close = difflib.get_close_matches(resume_from, keys, n=3, cutoff=0.3)
@@ -179,6 +193,8 @@ def _check_later_only(old: Recipe, new: Recipe, resume_from: str) -> None:
 
 def first_stage(field: str, order: Sequence[str]) -> str | None:
     """The first stage that reads a field; None when no stage's result depends on it."""
+    if field.endswith(".checkpoint_every"):
+        return None
     if field == "sampler.max_tokens":
         return "sft"  # worked solutions that are longer are left out
     first = FIRST_STAGE.get(field.split(".")[0], order[0])

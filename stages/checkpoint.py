@@ -76,8 +76,13 @@ def step_checkpoint(round_: int, step: int) -> str:
     return f"round-{round_:02d}-step-{step:04d}"
 
 
-def prune_step_checkpoints(paths: RunPaths, keep: int) -> None:
-    """Delete all but the newest ``keep`` step checkpoints; those of whole stages and rounds stay."""
-    names = sorted(p.name for p in (paths.directory / "checkpoints").glob("round-*-step-*") if p.is_dir())
-    for name in names[:-keep]:
+def inner_checkpoint(checkpoint: str, step: int) -> str:
+    """Name of the checkpoint after a step inside the stage that makes ``checkpoint``; it goes when the stage ends."""
+    return f"{checkpoint}-step-{step:06d}"
+
+
+def prune_step_checkpoints(paths: RunPaths, keep: int, of: str = "round-*") -> None:
+    """Delete all but the newest ``keep`` step checkpoints of these; those of whole stages and rounds stay."""
+    names = sorted(p.name for p in (paths.directory / "checkpoints").glob(f"{of}-step-*") if p.is_dir())
+    for name in names[: max(0, len(names) - keep)]:
         shutil.rmtree(paths.checkpoint(name))

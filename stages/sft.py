@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import time
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import Any
 
 from pipeline import store
 from pipeline.config import SFTConfig
@@ -13,8 +15,10 @@ from pipeline.protocols import Learner
 from pipeline.rows import update_row
 from pipeline.rundir import StageContext
 from pipeline.types import StageResult, TrainSequence
-from stages.checkpoint import save_checkpoint
+from stages.checkpoint import inner_checkpoint, is_intact, prune_step_checkpoints, save_checkpoint
 from stages.update import mean_metrics, scheduled_lr
+
+logger = logging.getLogger(__name__)
 
 LOG_EVERY = 10
 
@@ -22,7 +26,11 @@ LOG_EVERY = 10
 def run(
     context: StageContext, learner: Learner, pairs: Sequence[TrainSequence], config: SFTConfig, checkpoint: str
 ) -> StageResult:
-    """Train on prompt and completion pairs, loss on the completions only, and save the checkpoint."""
+    """Train on prompt and completion pairs, loss on the completions only, and save the checkpoint.
+
+    A step is a function of the state before it and its number: a stage that was cut off goes on from its newest intact
+    checkpoint and ends in the same weights bit for bit.
+    """
     if config.steps and not pairs:
         raise ValueError(
             f"{context.key}: no training pairs: none of the selected problems has a solution; "
@@ -30,7 +38,7 @@ def run(
         )
     objective = context.recipe.grpo.objective.model_copy(update={"algorithm": "sft", "temperature": 1.0})
     rows, started, tokens = [], time.monotonic(), 0.0
-    for step in range(config.steps):
+    for step in range(_start(context, learner, config, checkpoint), config.steps):
         batch = [pairs[i] for i in batch_indices(len(pairs), config.batch_size, step, context.seed("order"))]
         lr = scheduled_lr(config.lr, step, config.steps, config.warmup_steps, config.schedule)
         metrics = learner.step(batch, objective, lr)
@@ -39,15 +47,48 @@ def run(
         if context.progress:
             rate = tokens / (time.monotonic() - started)
             context.progress(step + 1, config.steps, f"loss {metrics['loss']:.3f} {rate:,.0f} tok/s")
-    if not store.has(context.paths, "updates", context.key) and rows:
-        store.append(context.paths, "updates", context.key, rows)
+        if (step + 1) % config.checkpoint_every == 0 and step + 1 < config.steps:
+            _record(context, rows)
+            save_checkpoint(context, learner, inner_checkpoint(checkpoint, step + 1), optimizer=True)
+            prune_step_checkpoints(context.paths, context.recipe.keep_checkpoints, of=checkpoint)
+    _record(context, rows)
     save_checkpoint(context, learner, checkpoint, optimizer=False)
-    last = mean_metrics([{"loss": row["loss"]} for row in rows[-LOG_EVERY:]]) if rows else {}
+    prune_step_checkpoints(context.paths, 0, of=checkpoint)
     return StageResult(
         context.key,
         outputs={"checkpoint": f"checkpoints/{checkpoint}"},
-        metrics={**last, "steps": config.steps, "pairs": len(pairs), "tokens": tokens},
+        metrics={**_measured(context), "steps": config.steps, "pairs": len(pairs)},
     )
+
+
+def _start(context: StageContext, learner: Learner, config: SFTConfig, checkpoint: str) -> int:
+    """Steps that an earlier attempt has behind it, with the learner brought there; 0 for the first attempt."""
+    if is_intact(context.paths.checkpoint(checkpoint)):
+        return config.steps
+    for step in reversed(range(config.checkpoint_every, config.steps, config.checkpoint_every)):
+        directory = context.paths.checkpoint(inner_checkpoint(checkpoint, step))
+        if is_intact(directory):
+            logger.info("%s goes on after step %d of %d", context.key, step, config.steps)
+            learner.load(directory, optimizer=True)
+            return step
+        if directory.is_dir():
+            logger.warning("checkpoint %s is damaged; going back to the one before it", directory.name)
+    return 0
+
+
+def _record(context: StageContext, rows: Sequence[dict[str, Any]]) -> None:
+    """Append the rows that no earlier attempt recorded. Before each checkpoint: none is missing when it is loaded."""
+    recorded = len(store.read(context.paths, "updates", context.key, ["step"]))
+    new = [row for row in rows if row["step"] > recorded]
+    if new:
+        store.append(context.paths, "updates", context.key, new, part=recorded)
+
+
+def _measured(context: StageContext) -> dict[str, float]:
+    """Tokens of the whole stage and the mean loss of its last steps, from the recorded rows."""
+    rows = store.read(context.paths, "updates", context.key, ["loss", "tokens"]).to_pylist()
+    last = mean_metrics([{"loss": row["loss"]} for row in rows[-LOG_EVERY:]])
+    return {**last, "tokens": sum(row["tokens"] for row in rows)}
 
 
 def batch_indices(count: int, batch_size: int, step: int, seed: int) -> list[int]:

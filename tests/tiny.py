@@ -18,7 +18,7 @@ TINY = [
     "reward_model.samples=2", "grpo.rounds=2", "grpo.steps=3", "grpo.problems_per_step=4", "grpo.group_size=4",
     "grpo.warmup_steps=2", "reject.problems=6", "reject.samples=4", "reject.min_kept=1", "regenerate.steps=3",
     "regenerate.batch_size=4", "evaluate.samples=2", "evaluate.ks=[1, 2]", "evaluate.resamples=100",
-    "checkpoint_every=2", "runtime.threads=1", "data.heldout_share=0.2",
+    "checkpoint_every=2", "warm_start.checkpoint_every=12", "runtime.threads=1", "data.heldout_share=0.2",
 ]  # fmt: skip
 
 

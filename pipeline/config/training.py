@@ -22,6 +22,8 @@ class SFTConfig(Section):
     """Linear warmup from 0."""
     schedule: Literal["constant", "cosine"] = "cosine"
     """After the warmup: stay, or fall to a tenth along a cosine."""
+    checkpoint_every: int = Field(default=200, ge=1)
+    """Steps between checkpoints inside the stage, from which it goes on when it is cut off; they go when it ends."""
 
 
 class ObjectiveConfig(Section):
