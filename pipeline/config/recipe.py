@@ -18,6 +18,7 @@ from pipeline.config.data import DataConfig
 from pipeline.config.engines import LearnerConfig, RuntimeConfig, SamplerConfig
 from pipeline.config.evaluate import EvaluateConfig
 from pipeline.config.model import ModelConfig
+from pipeline.config.presets import expand_preset, preset_fields
 from pipeline.config.rewards import RewardConfig, RewardModelConfig
 from pipeline.config.section import Section
 from pipeline.config.training import GRPOConfig, RegenerateConfig, RejectConfig, SFTConfig
@@ -174,6 +175,7 @@ def _read(recipe: str, above: tuple[str, ...] = ()) -> dict[str, Any]:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"recipe {recipe}: not valid TOML: {error}") from None
+    data = expand_preset(data)
     base = data.pop("base", None)
     if base is None:
         return data
@@ -206,6 +208,9 @@ def _override(data: dict[str, Any], override: str) -> None:
         raise ValueError(
             f"--set {override!r}: {key.strip()} is filled in from sampler.{key.strip().split('.')[-1]}; set that"
         )
+    if key.strip() == "grpo.preset":
+        data |= _merge(data, {"grpo": preset_fields(value)})
+        return
     *parents, last = key.strip().split(".")
     table: Any = data
     for parent in parents:
@@ -220,7 +225,7 @@ def _explain(detail: Mapping[str, Any]) -> str:
     field = ".".join(location)
     got = detail.get("input")
     if detail["type"] == "extra_forbidden":
-        names = _field_names(location[:-1])
+        names = _field_names(location[:-1]) + ["preset"] * (location[:-1] == ["grpo"])
         return f"{field} is not a field of the recipe{_nearest(location[-1], names)}; fields here: {', '.join(names)}"
     if detail["type"] == "value_error":
         return str(detail["ctx"]["error"])

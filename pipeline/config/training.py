@@ -111,7 +111,7 @@ class GRPOConfig(Section):
     schedule: Literal["constant", "cosine"] = "constant"
     """After the warmup, over all rounds."""
     objective: ObjectiveConfig = ObjectiveConfig()
-    """The loss."""
+    """The loss. ``grpo.preset``, "paper" or "modern", stands for all its fields and those of grpo.advantages."""
     advantages: AdvantageConfig = AdvantageConfig()
     """Rewards to advantages."""
 

@@ -15,22 +15,24 @@ WIDTH = 110
 def commented_toml(recipe: Recipe) -> str:
     """The whole recipe as TOML that ``load_recipe`` reads back to an equal one; unset fields stand commented out."""
     head = "# A grpoflow recipe. Start it with: grpoflow run --recipe THIS_FILE\n"
-    return head + "\n".join(_section(recipe, "")) + "\n"
+    return head + "\n".join(_section(recipe, "", None)) + "\n"
 
 
-def _section(section: Section, path: str) -> list[str]:
-    lines: list[str] = [f"\n[{path}]"] if path else []
+def _section(section: Section, path: str, description: str | None) -> list[str]:
+    lines: list[str] = ["", *_comment(description), f"[{path}]"] if path else []
     inner: list[str] = []
     for name, field in type(section).model_fields.items():
         value, dotted = getattr(section, name), f"{path}.{name}".lstrip(".")
         if isinstance(value, Section):
-            inner += _section(value, dotted)
+            inner += _section(value, dotted, field.description)
         elif dotted not in FILLED_IN:
-            lines += textwrap.wrap(
-                " ".join((field.description or "").split()), WIDTH, initial_indent="# ", subsequent_indent="# "
-            )
+            lines += _comment(field.description)
             lines.append(f"# {name} =" if value is None else f"{name} = {_value(value)}")
     return lines + inner
+
+
+def _comment(text: str | None) -> list[str]:
+    return textwrap.wrap(" ".join((text or "").split()), WIDTH, initial_indent="# ", subsequent_indent="# ")
 
 
 def _value(value: Any) -> str:
