@@ -38,6 +38,12 @@ MATH_SUBJECTS = (
 _ANNOTATION = re.compile(r"<<[^<>]*>>")
 
 
+def hub_names(data: DataConfig) -> list[str]:
+    """Hub names of the sets that a recipe's training problems come from; generators and local files have none."""
+    names = [KNOWN[source.name][0] if source.name in KNOWN else source.name for source in data.sources]
+    return sorted({name for name in names if "/" in name})
+
+
 def load_source(config: SourceConfig, data: DataConfig, seed: int) -> list[Problem]:
     """Problems of one source, in the set's order, ids from content, nothing removed, nothing rendered.
 

@@ -7,13 +7,14 @@ from typing import Any
 
 from data.prompts import training_pair
 from data.sources import load_source
+from eval.card import CARD
 from pipeline.config import RewardConfig
 from pipeline.models import load_tokenizer, prepare_base
 from pipeline.rundir import StageContext
 from pipeline.types import Problem, TrainSequence
 from rewards.code import CodeRunner, CodeVerdict, tests_of
 from rewards.workers import VerifierPool
-from stages.checkpoint import is_intact, new_checkpoint
+from stages.checkpoint import MANIFEST, is_intact, new_checkpoint
 
 
 def prepare(context: StageContext) -> Any:
@@ -32,7 +33,8 @@ def prepare(context: StageContext) -> Any:
             folder = prepare_base(recipe.model, corpus, recipe.seed, partial)
             if folder != partial:  # a model that lies elsewhere is named, not copied; its checksums are kept
                 for file in folder.iterdir():
-                    if file.is_file():
+                    # Whatever is written into a model card, the model stays the same.
+                    if file.is_file() and file.name not in (MANIFEST, CARD):
                         (partial / file.name).symlink_to(file.resolve())
     return load_tokenizer(final, recipe.model)
 

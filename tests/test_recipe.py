@@ -6,6 +6,7 @@ import pytest
 
 from pipeline import store
 from pipeline.rundir import RunPaths, read_result, stage_keys
+from stages.checkpoint import is_intact
 from tests.same_run import compare
 from tests.tiny import tiny_run
 
@@ -27,6 +28,13 @@ def whole(root):
 def test_every_stage_leaves_a_result(whole):
     recipe, paths = whole
     assert [key for key in stage_keys(recipe) if read_result(paths, key) is None] == []
+
+
+def test_every_evaluated_policy_has_a_model_card(whole):
+    _, paths = whole
+    for name in ("warm-start", "round-01", "round-02", "final"):
+        assert f"# tiny-{name}" in (paths.checkpoint(name) / "README.md").read_text()
+        assert is_intact(paths.checkpoint(name))
 
 
 def test_every_rollout_is_recorded_once_with_reward_and_advantage(whole):
