@@ -5,7 +5,9 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+from data.sources import hub_names
 from eval.benchmarks import enforce_heldout
+from eval.card import write_card
 from flows.engines import Engines
 from flows.workflow import Workflow
 from pipeline.rundir import step_key
@@ -124,7 +126,7 @@ def refresh_round(engines: Engines, round_: int, context: Any) -> StageResult:
 
 
 def evaluate_policy(flow: Workflow, engines: Engines, heldout: list[Problem], name: str) -> None:
-    """Evaluate a named policy on the held-out problems, scored by the newest reward model of its time."""
+    """Evaluate a named policy on the held-out problems, scored by the newest reward model of its time; then its card."""
 
     def body(context: Any) -> StageResult:
         learned = bool(flow.recipe.rewards.weights.get("reward_model"))
@@ -132,6 +134,7 @@ def evaluate_policy(flow: Workflow, engines: Engines, heldout: list[Problem], na
         return evaluate.run(context, engines.sampler(name), engines.tokenizer, scorer, heldout, checkpoint=name)
 
     flow.evaluated(name, flow.stage(f"evaluate/{name}", body))
+    write_card(flow.recipe, flow.paths, name, hub_names(flow.recipe.data))
 
 
 def policy_name(round_: int, step: int) -> str:
