@@ -3,9 +3,13 @@
 import pytest
 
 from flows import engines as module
+from flows.console import Display
 from flows.engines import Engines
+from flows.workflow import Workflow
 from pipeline.config import load_recipe
+from pipeline.protocols import EngineDied, PolicyVersion, SamplingParams
 from pipeline.rundir import RunPaths
+from pipeline.types import Completion, StageResult
 from stages.checkpoint import new_checkpoint
 
 
@@ -20,6 +24,29 @@ class Learner:
 
     def load_reference(self, directory):
         self.references.append(directory.name)
+
+    def live_policy(self):
+        return "the live module"
+
+
+class MortalSampler:
+    """Its engine dies in the first calls, as many as it is told."""
+
+    def __init__(self, deaths):
+        self.deaths, self.policies = deaths, []
+        self.version = PolicyVersion("none", "")
+
+    def load_policy(self, source, name):
+        self.policies.append((source, name))
+        self.version = PolicyVersion(name, "")
+
+    def sample(self, prompts, params, seeds):
+        if self.deaths:
+            self.deaths -= 1
+            self.version = PolicyVersion("none", "")
+            raise EngineDied("vLLM engine 0 ended by SIGKILL; its last lines (vllm-0.log):\nout of memory")
+        assert self.version.name != "none"
+        return [[Completion((7,), (-0.5,), "stop") for _ in group] for group in seeds]
 
 
 @pytest.fixture
@@ -67,3 +94,41 @@ def test_a_damaged_checkpoint_is_never_a_reference_nor_a_start(stand):
         with pytest.raises(ValueError, match=r"'warm-start' is damaged .* --resume-from sft"):
             use()
     assert engines._learner.loaded == engines._learner.references == []
+
+
+@pytest.fixture
+def sampled(stand, monkeypatch):
+    """Runs a stage that samples once from the warm start, with a sampler that dies so many times; and what it saw."""
+    engines, _ = stand
+    probed = []
+    monkeypatch.setattr(Engines, "_probe_prompt", [5])
+    monkeypatch.setattr(module, "check_gap", lambda sampler, *_: probed.append(sampler.version.name))
+
+    def run(deaths):
+        engines._sampler = MortalSampler(deaths)
+
+        def body(context):
+            (group,) = engines.sampler("warm-start").sample([[5]], SamplingParams(4), [[1, 2]])
+            return StageResult(context.key, metrics={"completions": len(group)})
+
+        return Workflow(engines.recipe, engines.paths, Display(1, quiet=True)).stage("evaluate/warm-start", body)
+
+    return run, engines, probed
+
+
+def test_a_stage_whose_sampling_engine_dies_runs_once_more_with_weights_sent_and_proved_again(sampled, caplog):
+    run, engines, probed = sampled
+    result = run(1)
+    assert result.metrics == {"completions": 2}
+    assert engines._sampler.policies == [("the live module", "warm-start")] * 2
+    assert probed == ["warm-start"] * 2
+    assert engines.paths.result_file("evaluate/warm-start").is_file()
+    assert "out of memory; once more with a fresh engine" in caplog.text
+
+
+def test_a_second_death_ends_the_run_with_the_engine_s_last_lines_and_the_stage_stays_open(sampled):
+    run, engines, _ = sampled
+    with pytest.raises(EngineDied, match=r"ended by SIGKILL; its last lines(.|\n)*out of memory"):
+        run(2)
+    assert len(engines._sampler.policies) == 2
+    assert not engines.paths.result_file("evaluate/warm-start").exists()
