@@ -3,11 +3,14 @@
 import pytest
 import torch
 from torch import nn
+from transformers import AutoTokenizer
 
+from pipeline.backends.probe import measure_gap
+from pipeline.backends.torch_learner import TorchLearner
 from pipeline.backends.transformers_sampler import TransformersSampler
-from pipeline.config import Recipe, SamplerConfig
+from pipeline.config import ModelConfig, Recipe, SamplerConfig
 from pipeline.protocols import SamplingParams
-from tests.policies import CONFIGS, embedded_folder, full_logprobs, policy, prompts
+from tests.policies import CONFIGS, disturb, embedded_folder, full_logprobs, load, policy, prompts
 
 
 @pytest.fixture(autouse=True)
@@ -58,6 +61,28 @@ def test_logprobs_are_those_of_the_tempered_distribution(name, temperature, fold
             ids = torch.tensor(completion.token_ids)
             expected = full_logprobs(model, prompt, ids.tolist(), temperature).gather(-1, ids[:, None])[:, 0]
             torch.testing.assert_close(torch.tensor(completion.logprobs).double(), expected, atol=1e-4, rtol=0)
+
+
+@pytest.fixture(scope="module")
+def spread(folder, tmp_path_factory):
+    """A folder of a policy with many likely tokens, so that rounding shows."""
+    there = tmp_path_factory.mktemp("spread")
+    disturb(load(folder), seed=4).save_pretrained(there)
+    AutoTokenizer.from_pretrained(folder).save_pretrained(there)
+    return there
+
+
+@pytest.mark.parametrize("temperature", [0.6, 1.0, 1.3])
+@pytest.mark.parametrize(("dtype", "mean", "largest"), [("float32", 2e-6, 1e-4), ("bfloat16", 0.03, 0.1)])
+def test_sampler_and_learner_agree_at_every_temperature(dtype, mean, largest, temperature, spread):
+    recipe = Recipe(model=ModelConfig(dtype=dtype), sampler=SamplerConfig(max_tokens=32))
+    learner, sampler = TorchLearner(recipe, spread), TransformersSampler(recipe, spread)
+    sampler.load_policy(learner.live_policy(), "live")
+    assert next(learner.live_policy().parameters()).dtype == getattr(torch, dtype)
+    gap = measure_gap(sampler, learner, prompts(3)[2], recipe, temperature)
+    assert gap.tokens > 60
+    assert gap.mean < mean
+    assert gap.largest < largest
 
 
 @pytest.mark.parametrize("name", CONFIGS)
