@@ -16,13 +16,14 @@ def convert_smollm2(directory: Path) -> Path:
     GGUF loses the digit split of the tokenizer; without it every number would be cut in other pieces than those the
     model was trained on, so it is put back.
     """
+    source = _gguf_file()
+
     import torch
     from tokenizers import pre_tokenizers
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from pipeline.models import save_model
 
-    source = _gguf_file()
     options: dict[str, Any] = {"gguf_file": source.name, "dtype": torch.float32}
     model: Any = AutoModelForCausalLM.from_pretrained(str(source.parent), **options)
     model = model.to(torch.bfloat16)
