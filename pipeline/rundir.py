@@ -73,6 +73,9 @@ class RunPaths:
     def report(self, name: str) -> Path:
         return self.directory / "reports" / f"{name}.html"
 
+    def tracker(self, name: str) -> Path:
+        return self.directory / "trackers" / name
+
     # -- lineage ------------------------------------------------------------------------------------------------
 
     @cached_property

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -17,32 +16,48 @@ from multiprocessing.connection import Client, Connection, Listener, wait
 from pathlib import Path
 from typing import Any
 
+from pipeline.backends.nodes import Launch, accept, free_port, gather_nodes, host_and_port
+
 ADDRESS, KEY = "GRPOFLOW_RANK_ADDRESS", "GRPOFLOW_RANK_KEY"
 START_SECONDS, CLOSE_SECONDS = 300.0, 20.0
 LOG_LINES = 15
 
 
 class RankGroup:
-    """``count`` ranks of ``python -m module``; use ``call`` and, in the end, ``close``."""
+    """``count`` ranks of ``python -m module``; use ``call`` and, in the end, ``close``.
 
-    def __init__(self, module: str, count: int, scratch: Path, environment: Mapping[str, str]) -> None:
-        self.count = count
+    With several ``nodes``, machines that join at ``rendezvous`` (HOST:PORT of this one) have their share of the ranks.
+    """
+
+    def __init__(
+        self,
+        module: str,
+        count: int,
+        scratch: Path,
+        environment: Mapping[str, str],
+        nodes: int = 1,
+        rendezvous: str = "",
+    ) -> None:
+        self.count, self._here = count, count // nodes
         self.log = scratch / f"{module.rsplit('.', 1)[-1]}.log"
         key = os.urandom(16)
-        # A short name of its own: a socket's path may have 107 characters, a run's folder can have more.
-        self._listener = Listener(family="AF_UNIX", authkey=key, backlog=count)
-        command = [
-            sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1", "--max-restarts=0",
-            f"--nproc-per-node={count}", "-m", module,
-        ]  # fmt: skip
-        environment = {**os.environ, **environment, ADDRESS: str(self._listener.address), KEY: key.hex()}
-        with self.log.open("wb") as output:
-            self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env=environment,
-                start_new_session=True,
-            )  # fmt: skip
         self._connections: list[Connection] = []
         self._processes: list[int] = []
+        self._others: list[Connection] = []
+        if nodes == 1:
+            # A short name of its own: a socket's path may have 107 characters, a run's folder can have more.
+            self._listener = Listener(family="AF_UNIX", authkey=key, backlog=count)
+            address, master = str(self._listener.address), ("127.0.0.1", 0)
+        else:
+            host, _ = host_and_port(rendezvous)
+            self._listener = Listener((host, 0), authkey=key, backlog=count)
+            address, master = f"{host}:{self._listener.address[1]}", (host, free_port(host))
+        environment = {**environment, ADDRESS: address, KEY: key.hex()}
+        launch = Launch(module, self._here, environment, nodes=nodes, master=master)
+        if nodes > 1:
+            self._others = gather_nodes(rendezvous, launch)
+        with self.log.open("wb") as output:
+            self._process = launch.start(output)
         try:
             self._connections = self._accept()
         except BaseException:
@@ -86,26 +101,24 @@ class RankGroup:
 
     def _accept(self) -> list[Connection]:
         """One connection a rank, in rank order, within START_SECONDS and as long as the launcher lives."""
-        socket = self._listener._listener._socket  # type: ignore[attr-defined]
-        socket.settimeout(1.0)
         deadline = time.monotonic() + START_SECONDS
         by_rank: dict[int, Connection] = {}
         while len(by_rank) < self.count:
-            try:
-                connection: Any = self._listener.accept()
-            except TimeoutError:
+            connection = accept(self._listener, 1.0)
+            if connection is None:
                 if self._process.poll() is not None or time.monotonic() > deadline:
-                    raise RuntimeError(f"{self.count} ranks did not start; {self._last_output()}") from None
+                    raise RuntimeError(f"{self.count} ranks did not start; {self._last_output()}")
                 continue
             rank, process = connection.recv()
             by_rank[rank] = connection
-            self._processes.append(process)
+            if rank < self._here:  # the others' processes are on other machines
+                self._processes.append(process)
         return [by_rank[rank] for rank in range(self.count)]
 
     def _kill(self) -> None:
-        for connection in self._connections:
+        for connection in (*self._connections, *self._others):
             connection.close()
-        self._connections = []
+        self._connections, self._others = [], []
         if self._process.poll() is None:
             # A rank keeps nothing that is not written when a call returns; the launcher would wait half a minute for it.
             for process in self._processes:
@@ -123,7 +136,9 @@ class RankGroup:
 
 def serve(rank: int, worker: Any) -> None:
     """A rank's side: answer calls by the worker's methods until told to close or the parent is gone."""
-    connection = Client(os.environ[ADDRESS], family="AF_UNIX", authkey=bytes.fromhex(os.environ[KEY]))
+    address = os.environ[ADDRESS]
+    where = address if address.startswith("/") else host_and_port(address)
+    connection = Client(where, authkey=bytes.fromhex(os.environ[KEY]))
     connection.send((rank, os.getpid()))
     while True:
         try:
