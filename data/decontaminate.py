@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from data.alignment import align, densest_window
-from data.words import BATCH, Words, split_words, words_of
+from data.words import Words, in_batches, split_words, words_of
 from pipeline.config.data import DecontaminateConfig
 
 SHORTEST = 3
@@ -98,12 +98,13 @@ class Decontaminator:
         owners = words.documents[first]
         self._grams = _Lookup(hashes, owners)
         self._sizes = np.bincount(self._grams.owners, minlength=len(self.references))
+        short = np.flatnonzero((self._lengths >= SHORTEST) & (self._lengths < self._exact_below))
+        begins = np.searchsorted(words.documents, short)
+        self._beginnings = _Lookup(words.grams_at(SHORTEST, begins)[0], short)
         self._whole: dict[int, _Lookup] = {}
-        short = self._lengths[(self._lengths >= SHORTEST) & (self._lengths < self._exact_below)]
-        for length in np.unique(short).tolist():
-            hashes, first = words.grams(length)
-            is_whole = self._lengths[words.documents[first]] == length
-            self._whole[length] = _Lookup(hashes[is_whole], words.documents[first][is_whole])
+        for length in np.unique(self._lengths[short]).tolist():
+            mine = self._lengths[short] == length
+            self._whole[length] = _Lookup(words.grams_at(length, begins[mine])[0], short[mine])
 
     @property
     def _exact_below(self) -> int:
@@ -120,20 +121,12 @@ class Decontaminator:
 
     def scan(self, texts: Iterable[str]) -> Iterator[Hit | None]:
         """For each text, in order, what it repeats (the best match), or None. Reads a few texts ahead, never all."""
-        held: list[str] = []
-        size = 0
-        for text in texts:
-            held.append(text)
-            size += len(text)
-            if size >= BATCH:
-                yield from self._scan_batch(held)
-                held, size = [], 0
-        if held:
-            yield from self._scan_batch(held)
+        for some in in_batches(texts):
+            yield from self.scan_words(split_words(some))
 
-    def _scan_batch(self, texts: Sequence[str]) -> list[Hit | None]:
-        words = split_words(texts)
-        hits: list[Hit | None] = [None] * len(texts)
+    def scan_words(self, words: Words) -> list[Hit | None]:
+        """The same for the words of several texts."""
+        hits: list[Hit | None] = [None] * len(words.texts)
         self._find_whole(words, hits)
         if self.config.rule == "paper":
             self._find_any_gram(words, hits)
@@ -142,9 +135,13 @@ class Decontaminator:
         return hits
 
     def _find_whole(self, words: Words, hits: list[Hit | None]) -> None:
-        """Short references that occur word for word."""
+        """Short references that occur word for word: only where the first words of one stand, the rest is compared."""
+        if not self._whole:
+            return
+        hashes, first = words.grams(SHORTEST)
+        begins = first[self._beginnings.find(hashes)[0]]
         for length, lookup in self._whole.items():
-            hashes, first = words.grams(length)
+            hashes, first = words.grams_at(length, begins)
             where, key = lookup.find(hashes)
             for position, known in zip(first[where].tolist(), key.tolist(), strict=True):
                 document = int(words.documents[position])

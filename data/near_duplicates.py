@@ -1,16 +1,17 @@
 """Near-duplicates by MinHash: signatures over word n-grams, candidate pairs by bands of equal values. Pure.
 
-Signatures are datasketch's; the bands are sorted arrays instead of its dictionaries, which take a hundred times the
-memory: a million texts need about 1 GiB here.
+The permutations are datasketch's; the bands are sorted arrays instead of its dictionaries, which take a hundred times
+the memory: a million texts need about 1 GiB here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from functools import cache
 
 import numpy as np
 
-from data.words import BATCH, split_words
+from data.words import Words, in_batches, split_words
 
 PERMUTATIONS = 128
 RECALL = 0.99
@@ -19,44 +20,53 @@ RECALL = 0.99
 
 def signatures(texts: Iterable[str], n: int) -> np.ndarray:
     """uint32 [D, 128]: the MinHash signature of each text's word n-grams, reading a few texts ahead, never all."""
-    rows = list(iter_signatures(texts, n))
-    return np.array(rows, np.uint32).reshape(len(rows), PERMUTATIONS)
+    found = [signatures_of(split_words(some), n) for some in in_batches(texts)]
+    return np.concatenate(found) if found else np.zeros((0, PERMUTATIONS), np.uint32)
 
 
-def iter_signatures(texts: Iterable[str], n: int) -> Iterator[np.ndarray]:
-    """One uint32 [128] a text, in order."""
-    held: list[str] = []
-    size = 0
-    for text in texts:
-        held.append(text)
-        size += len(text)
-        if size >= BATCH:
-            yield from _batch_signatures(held, n)
-            held, size = [], 0
-    if held:
-        yield from _batch_signatures(held, n)
+def signatures_of(words: Words, n: int) -> np.ndarray:
+    """uint32 [D, 128]: of each text the least value of its n-grams under every permutation; the largest without words.
+
+    The permutations are datasketch's. Its own update takes a Python integer an n-gram; here a batch is one array, and
+    the hashes are mixed well enough for affine permutations to begin with.
+    """
+    hashes, documents = _elements(words, n)
+    values = (hashes >> np.uint64(32)).astype(np.uint32)
+    present, starts = np.unique(documents, return_index=True)
+    found = np.full((len(words.texts), PERMUTATIONS), np.iinfo(np.uint32).max, np.uint32)
+    if len(present):
+        for number, (factor, offset) in enumerate(zip(*_permutations(), strict=True)):
+            found[present, number] = np.minimum.reduceat(values * factor + offset, starts)
+    return found
 
 
-def _batch_signatures(texts: Sequence[str], n: int) -> Iterator[np.ndarray]:
+@cache
+def _permutations() -> np.ndarray:
+    """uint32 [2, 128]: odd factors and offsets of h -> factor * h + offset modulo 2**32."""
     from datasketch import MinHash
 
-    sets = ((hashes >> np.uint64(32)).tolist() for hashes in shingles(texts, n))
-    for signature in MinHash.generator(sets, num_perm=PERMUTATIONS, hashfunc=int):
-        yield signature.hashvalues.astype(np.uint32)
+    return np.asarray(MinHash(num_perm=PERMUTATIONS).permutations, np.uint32)
 
 
 def shingles(texts: Sequence[str], n: int) -> list[np.ndarray]:
     """For each text the distinct hashes of its n-grams of words, sorted; of its words when it has fewer than n."""
-    words = split_words(texts)
+    hashes, documents = _elements(split_words(texts), n)
+    bounds = np.searchsorted(documents, np.arange(len(texts) + 1))
+    return [np.unique(hashes[bounds[i] : bounds[i + 1]]) for i in range(len(texts))]
+
+
+def _elements(words: Words, n: int) -> tuple[np.ndarray, np.ndarray]:
+    """(hash, text that holds it) of every n-gram, and of every word of texts with fewer than n words; texts in order."""
     hashes, first = words.grams(n)
     documents = words.documents[first]
-    bounds = np.searchsorted(documents, np.arange(len(texts) + 1))
-    word_bounds = np.searchsorted(words.documents, np.arange(len(texts) + 1))
-    found = []
-    for i in range(len(texts)):
-        own = hashes[bounds[i] : bounds[i + 1]]
-        found.append(np.unique(own if len(own) else words.hashes[word_bounds[i] : word_bounds[i + 1]]))
-    return found
+    long = np.zeros(len(words.texts), bool)
+    long[documents] = True
+    short = ~long[words.documents]
+    if not short.any():
+        return hashes, documents
+    documents = np.concatenate([documents, words.documents[short]])
+    order = np.argsort(documents, kind="stable")
+    return np.concatenate([hashes, words.hashes[short]])[order], documents[order]
 
 
 def jaccard(first: np.ndarray, second: np.ndarray) -> float:

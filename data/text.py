@@ -12,6 +12,8 @@ _UNUSABLE = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
 """Control characters, and halves of surrogate pairs, which no file can hold."""
 MARKS_IN_A_ROW = 30
 """Most combining marks that a character may carry (Unicode's stream-safe format, UAX 15 §13): sorting them is quadratic."""
+_MAYBE_MARKS = re.compile(f"[\u0300-\U0010ffff][\u0300-\U0010ffff]{{{MARKS_IN_A_ROW}}}")
+"""No mark lies below U+0300: of most texts this says quickly that they hold no such row (the first one is searched fast)."""
 
 
 def clean_text(text: str) -> str:
@@ -23,7 +25,7 @@ def nfkc(text: str) -> str:
     """The text in normal form KC, in linear time whatever it holds: marks beyond 30 in a row are dropped."""
     if text.isascii():
         return text
-    if len(text) > 1000 and any(map(unicodedata.combining, text)):
+    if len(text) > 1000 and _MAYBE_MARKS.search(text) and any(map(unicodedata.combining, text)):
         text = _stream_safe(text)
     return unicodedata.normalize("NFKC", text)
 

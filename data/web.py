@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import fnmatch
 import logging
+import sys
+from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,15 +18,16 @@ import numpy as np
 
 from data.decontaminate import Decontaminator, Hit, Reference
 from data.fasttext import train
-from data.near_duplicates import PERMUTATIONS, candidate_pairs, estimated_jaccard, iter_signatures
+from data.near_duplicates import PERMUTATIONS, candidate_pairs, estimated_jaccard, signatures_of
+from data.words import in_batches, split_words
 from pipeline.config.data import WebConfig
 from pipeline.seeds import derive_seed
 
 logger = logging.getLogger(__name__)
 
 SHINGLE = 5
-READ_AHEAD = 256
-"""Pages scored together."""
+READ_AHEAD = 32
+"""Pages scored together: their arrays fit a core's cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +65,7 @@ def select_pages(
     Raises ValueError when the pool or the seed is empty. ``reasons`` says of each page that a later rule set aside why:
     "contaminated …" or "near-duplicate of page N".
     """
-    domains = [page.domain for page in pool()]
-    if not domains:
-        raise ValueError("the pool of web pages is empty: name a file with columns url and text")
+    domains, approved, words = _survey(pool, config)
     joined = np.zeros(len(domains), bool)
     scores, kept = np.zeros(len(domains), np.float32), np.zeros(len(domains), bool)
     iterations: list[dict[str, int]] = []
@@ -72,17 +73,12 @@ def select_pages(
         classifier = train(
             _positives(pool, seed_pages, joined), _negatives(pool, joined, seed_pages, seed), config, seed
         )
-        words: list[int] = []
-        found: list[np.ndarray] = []
-        for texts in _chunks(page.text for page in pool()):
-            found.append(classifier.score(texts))
-            words += [text.count(" ") + 1 for text in texts]
-        scores = np.concatenate(found)
-        before, kept = int(kept.sum()), best_pages(scores, np.array(words), config)
+        scores = np.concatenate([classifier.score(texts) for texts in _chunks(page.text for page in pool())])
+        before, kept = int(kept.sum()), best_pages(scores, words, config)
         candidates = candidate_domains(domains, kept, config.domain_share)
         iterations.append({"iteration": number, "kept": int(kept.sum()), "seed": len(seed_pages) + int(joined.sum())})
         logger.info("web: iteration %d keeps %d of %d pages", number, kept.sum(), len(domains))
-        new = np.array([p.domain in candidates and _approved(p.url, config.approved) for p in pool()], bool)
+        new = approved & np.array([domain in candidates for domain in domains], bool)
         grown = (int(kept.sum()) - before) / max(1, before)
         if not (new & ~joined).any() or (number > 1 and grown < config.min_growth):
             break
@@ -90,6 +86,19 @@ def select_pages(
     reasons = _set_aside(pool, kept, references, config)
     kept[list(reasons)] = False
     return WebSelection(scores, kept, reasons, iterations)
+
+
+def _survey(pool: Callable[[], Iterable[Page]], config: WebConfig) -> tuple[list[str], np.ndarray, np.ndarray]:
+    """Of every page its domain, whether its URL is approved, and about how many words it has."""
+    domains: list[str] = []
+    approved, words = array("b"), array("q")
+    for page in pool():
+        domains.append(sys.intern(page.domain))
+        approved.append(any(fnmatch.fnmatch(page.url, pattern) for pattern in config.approved))
+        words.append(page.text.count(" ") + 1)
+    if not domains:
+        raise ValueError("the pool of web pages is empty: name a file with columns url and text")
+    return domains, np.array(approved, bool), np.array(words)
 
 
 def best_pages(scores: np.ndarray, words: np.ndarray, config: WebConfig) -> np.ndarray:
@@ -108,10 +117,6 @@ def candidate_domains(domains: Sequence[str], kept: np.ndarray, share: float) ->
     total = Counter(domains)
     good = Counter(domain for domain, keep in zip(domains, kept.tolist(), strict=True) if keep)
     return {domain for domain, count in good.items() if count > share * total[domain]}
-
-
-def _approved(url: str, patterns: Sequence[str]) -> bool:
-    return any(fnmatch.fnmatch(url, pattern) for pattern in patterns)
 
 
 def _positives(pool: Callable[[], Iterable[Page]], seed_pages: Sequence[str], joined: np.ndarray) -> Iterator[str]:
@@ -133,27 +138,36 @@ def _negatives(
 def _set_aside(
     pool: Callable[[], Iterable[Page]], kept: np.ndarray, references: Sequence[Reference], config: WebConfig
 ) -> dict[int, str]:
-    """Position → reason of kept pages that repeat a benchmark or an earlier kept page."""
+    """Position → reason of kept pages that repeat a benchmark or an earlier kept page. Each is read once for both."""
     reasons: dict[int, str] = {}
     positions = np.flatnonzero(kept)
-
-    def texts() -> Iterator[str]:
-        return (page.text for page, keep in zip(pool(), kept.tolist(), strict=True) if keep)
-
+    scanner = None
     if references and config.decontaminate.rule != "off":
-        for position, hit in zip(
-            positions, Decontaminator(references, config.decontaminate).scan(texts()), strict=True
-        ):
-            if hit is not None:
-                reasons[int(position)] = _contaminated(hit)
-    if config.near_duplicates is not None and len(positions):
-        signatures = np.fromiter(iter_signatures(texts(), SHINGLE), np.dtype((np.uint32, PERMUTATIONS)), len(positions))
-        for earlier, later in candidate_pairs(signatures, config.near_duplicates):
-            first, second = int(positions[earlier]), int(positions[later])
-            similar = estimated_jaccard(signatures[earlier], signatures[later]) >= config.near_duplicates
-            if similar and first not in reasons and second not in reasons:
-                reasons[second] = f"near-duplicate of page {first}"
+        scanner = Decontaminator(references, config.decontaminate)
+    signatures = np.zeros((len(positions), PERMUTATIONS), np.uint32)
+    done = 0
+    for texts in in_batches(page.text for page, keep in zip(pool(), kept.tolist(), strict=True) if keep):
+        words = split_words(texts)
+        batch = slice(done, done := done + len(texts))
+        if scanner is not None:
+            for position, hit in zip(positions[batch].tolist(), scanner.scan_words(words), strict=True):
+                if hit is not None:
+                    reasons[position] = _contaminated(hit)
+        if config.near_duplicates is not None:
+            signatures[batch] = signatures_of(words, SHINGLE)
+    if config.near_duplicates is not None:
+        _add_copies(reasons, positions.tolist(), signatures, config.near_duplicates)
     return reasons
+
+
+def _add_copies(reasons: dict[int, str], positions: list[int], signatures: np.ndarray, threshold: float) -> None:
+    """Pages as alike as the threshold to an earlier one that stays."""
+    for earlier, later in candidate_pairs(signatures, threshold):
+        first, second = positions[earlier], positions[later]
+        if first in reasons or second in reasons:
+            continue
+        if estimated_jaccard(signatures[earlier], signatures[later]) >= threshold:
+            reasons[second] = f"near-duplicate of page {first}"
 
 
 def _contaminated(hit: Hit) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -50,20 +50,49 @@ class Words:
         first = np.flatnonzero(self.documents[:count] == self.documents[n - 1 :])
         return _mix(combined[first]), first
 
+    def grams_at(self, n: int, first: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The same for the n-grams that begin with one of the words ``first`` only."""
+        first = first[first <= len(self.hashes) - n]
+        first = first[self.documents[first] == self.documents[first + n - 1]]
+        combined = np.zeros(len(first), np.uint64)
+        for offset in range(n):
+            combined *= np.uint64(_GRAM_BASE)
+            combined += self.hashes[first + offset]
+        return _mix(combined), first
 
-def batches(texts: Sequence[str]) -> list[range]:
-    """Ranges of texts of about ``BATCH`` characters each, at least one text a range."""
-    ranges, start, size = [], 0, 0
-    for position, text in enumerate(texts):
+
+def in_batches(texts: Iterable[str]) -> Iterator[list[str]]:
+    """The texts in order, in lists of about ``BATCH`` characters, at least one text a list; never all are held."""
+    held: list[str] = []
+    size = 0
+    for text in texts:
+        held.append(text)
         size += len(text)
         if size >= BATCH:
-            ranges.append(range(start, position + 1))
-            start, size = position + 1, 0
-    return [*ranges, range(start, len(texts))] if start < len(texts) else ranges
+            yield held
+            held, size = [], 0
+    if held:
+        yield held
 
 
 def split_words(texts: Sequence[str]) -> Words:
     """The words of the texts. Time and memory are linear in their characters, whatever they hold."""
+    parts = [_split_batch(some) for some in in_batches(texts)]
+    if len(parts) == 1:
+        return parts[0]
+    if not parts:
+        return _split_batch([])
+    firsts = np.cumsum([0, *(len(part.texts) for part in parts[:-1])])
+    return Words(
+        np.concatenate([part.hashes for part in parts]),
+        np.concatenate([part.starts for part in parts]),
+        np.concatenate([part.ends for part in parts]),
+        np.concatenate([part.documents + first for part, first in zip(parts, firsts.tolist(), strict=True)]),
+        [text for part in parts for text in part.texts],
+    )
+
+
+def _split_batch(texts: Sequence[str]) -> Words:
     normal = [nfkc(text) for text in texts]
     joined = " ".join(normal)
     codes = np.frombuffer(joined.encode("utf-32-le", "surrogatepass"), np.uint32)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from data.alignment import align, common_subsequence, densest_window
-from data.words import batches, split_words, words_of
+from data.words import in_batches, split_words, words_of
 
 
 @pytest.mark.parametrize(
@@ -57,8 +57,13 @@ def test_hashes_of_many_words_do_not_collide():
 
 def test_batches_cover_every_text_once():
     texts = ["x" * n for n in (10, 70_000, 5, 200_000, 1)]
-    assert [i for batch in batches(texts) for i in batch] == [0, 1, 2, 3, 4]
-    assert batches([]) == []
+    assert list(in_batches(texts)) == [texts[:2], texts[2:4], texts[4:]]
+    assert list(in_batches([])) == []
+    words = split_words(["a b", "b " * 40_000, "", "a b c"])
+    assert np.bincount(words.documents).tolist() == [2, 40_000, 0, 3]
+    # Of one text its n-grams are the same alone and in company.
+    assert words.grams(3)[0][-1] == split_words(["a b c"]).grams(3)[0][0]
+    assert words.grams_at(3, np.array([0, 1, 40_002, 40_003]))[1].tolist() == [40_002]
 
 
 @pytest.mark.parametrize(
