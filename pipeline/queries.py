@@ -141,6 +141,10 @@ WHERE problem_id IN (SELECT problem_id FROM scored WHERE correct IS NOT NULL GRO
 GROUP BY problem_id ORDER BY rollouts DESC, problem_id LIMIT 100
 """
 
+EVENTS = """
+SELECT run_id, "at", stage, kind, severity, value, "limit", message FROM events ORDER BY "at", run_id, stage
+"""
+
 VERSIONS = """
 SELECT run_id, stage, policy_version, count(*) AS rollouts, avg(temperature) AS temperature,
   sum(completion_length)::BIGINT AS tokens FROM scored GROUP BY ALL ORDER BY run_id, stage, policy_version
@@ -199,6 +203,7 @@ QUERIES: dict[str, NamedQuery] = {
     "evaluations": NamedQuery("every metric of every checkpoint, with its interval", EVALUATIONS),
     "curve": NamedQuery("loss, KL, entropy and gradient norm by step", CURVE),
     "never_solved": NamedQuery("problems with the most completions and no correct one", NEVER, True),
+    "events": NamedQuery("what guards, cost targets and timeouts saw and did", EVENTS),
     "versions": NamedQuery("which policy version sampled what", VERSIONS),
 }
 

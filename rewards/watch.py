@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from pipeline.config import RewardConfig
+from pipeline.events import Event, RunStopped
 from pipeline.types import Reward, Rollout
 from rewards.measures import auc
 
@@ -17,10 +18,11 @@ logger = logging.getLogger(__name__)
 
 
 class StepWatch:
-    """Looks at each step's rewards. Warns, or stops the run with RuntimeError, as the recipe says."""
+    """Looks at each step's rewards. Warns, or stops the run with RunStopped, as the recipe says."""
 
     def __init__(self, config: RewardConfig) -> None:
         self.config = config
+        self.events: list[Event] = []  # warnings, for the store; taken by the scorer
         self._equal_steps = 0
 
     def check_unscored(self, rewards: Sequence[Reward], faults: Counter[str]) -> None:
@@ -34,9 +36,11 @@ class StepWatch:
             f"{self.config.max_unscored:g} allows (most frequent: {causes}): mend that component, remove its weight, or "
             f"raise rewards.max_unscored"
         )
+        share = unscored / len(rewards)
         if self.config.unscored_action == "stop":
-            raise RuntimeError(f'{message}; rewards.unscored_action = "warn" carries on')
-        logger.warning(message)
+            message += '; rewards.unscored_action = "warn" carries on'
+            raise RunStopped(Event("unscored", "error", message, share, self.config.max_unscored))
+        self._warn(Event("unscored", "warning", message, share, self.config.max_unscored))
 
     def check_equal(self, rollouts: Sequence[Rollout], rewards: Sequence[Reward]) -> None:
         """All rewards of a training step were equal, ``equal_steps`` times in a row."""
@@ -52,9 +56,15 @@ class StepWatch:
             f"the policy learns nothing. Look at the rollouts and their verdicts: are the answers unparsable, or the "
             f"problems all too hard or all too easy?"
         )
+        steps, limit = float(self._equal_steps), float(self.config.equal_steps)
         if self.config.equal_action == "stop":
-            raise RuntimeError(f'{message}; rewards.equal_action = "warn" carries on')
-        logger.warning(message)
+            message += '; rewards.equal_action = "warn" carries on'
+            raise RunStopped(Event("equal_rewards", "error", message, steps, limit))
+        self._warn(Event("equal_rewards", "warning", message, steps, limit))
+
+    def _warn(self, event: Event) -> None:
+        logger.warning(event.message)
+        self.events.append(event)
 
 
 def summarise_learnt(rewards: Sequence[Reward], component: str = "reward_model") -> dict[str, float | int | None]:

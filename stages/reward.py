@@ -25,6 +25,9 @@ def score_rollouts(
     """Record and return one reward a rollout, in order, under the stage's key."""
     if not store.has(context.paths, "rewards", context.key):
         scored = scorer.score({p.problem_id: p for p in problems}, rollouts, context.progress)
+        for event in scorer.take_events():
+            if context.tell:
+                context.tell(event)
         store.append(context.paths, "rewards", context.key, scored)
     return read_rewards(context.paths, context.key)
 

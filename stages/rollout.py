@@ -74,11 +74,15 @@ def sample_problems(
             seeds = [[context.seed(p.problem_id, index) for index in indices] for p in shard]
             prompts = [p.prompt_token_ids for p in shard]
             progress = _offset(context.progress or no_progress, done, total)
+            if context.meter:
+                context.meter.before_sampling(context.key, len(shard) * samples, params.max_tokens)
             completions = sampler.sample(prompts, params, seeds, progress)
             rows = _rows(
                 context, sampler, tokenizer, shard, completions, seeds, purpose, params, round_, step, first_index
             )
             store.append(context.paths, "rollouts", context.key, rows, part=part)
+            if context.meter:
+                context.meter.sampled(sum(len(row.completion_token_ids) for row in rows))
         done += len(shard) * samples
     last_index = first_index + samples
     return [r for r in read_rollouts(context.paths, context.key) if first_index <= r.sample_index < last_index]

@@ -18,9 +18,9 @@ from pipeline.advantages import (
     process_advantages,
 )
 from pipeline.config import GRPOConfig
-from pipeline.protocols import Learner
+from pipeline.protocols import Learner, NotFinite
 from pipeline.rows import update_row
-from pipeline.rundir import StageContext, step_key
+from pipeline.rundir import StageContext, read_result, step_key
 from pipeline.types import Reward, Rollout, StageResult, TrainSequence
 from stages.reward import read_rewards
 from stages.rollout import read_rollouts
@@ -31,18 +31,21 @@ def run(context: StageContext, learner: Learner, round_: int, step: int) -> Stag
 
     A pure function of the recorded rows, the learner's state and (seed, round, step): run on the state that the step
     started from, it ends in the same weights bit for bit, which is what makes rollouts the write-ahead log of training.
+    Raises NotFinite, with the failed optimizer step recorded too, when a gradient is no number.
     """
     rollouts = read_rollouts(context.paths, f"{step_key(round_, step)}/rollout")
     rewards = read_rewards(context.paths, f"{step_key(round_, step)}/reward")
     sequences, rows, zero_share = credit(context, rollouts, rewards)
     if not store.has(context.paths, "advantages", context.key):
         store.append(context.paths, "advantages", context.key, rows)
-    updates = _optimize(context, learner, sequences, round_, step)
+    updates, broken = _optimize(context, learner, sequences, round_, step)
     for update in updates:
         update["zero_variance_share"] = zero_share
     if not store.has(context.paths, "updates", context.key):
         rows = [update_row(context.paths.run_id, context.key, round_, step, update) for update in updates]
         store.append(context.paths, "updates", context.key, rows)
+    if broken is not None:
+        raise broken
     return StageResult(context.key, metrics=mean_metrics(updates))
 
 
@@ -111,6 +114,23 @@ def scheduled_lr(peak: float, done: int, total: int, warmup: int, schedule: str)
     return peak * (0.1 + 0.45 * (1 + float(np.cos(np.pi * min(1.0, share)))))
 
 
+def carried(context: StageContext, round_: int, step: int) -> dict[str, Any]:
+    """What guards have done up to this step, as the update before it recorded: nothing, or ``lr_scale`` and ``times_back``.
+
+    ``lr_scale`` is the share of the scheduled learning rate that is left.
+    """
+    steps = context.recipe.grpo.steps
+    before = (round_ - 1) * steps + step - 1
+    result = read_result(context.paths, update_key(before, steps)) if before else None
+    return {name: result.metrics[name] for name in ("lr_scale", "times_back") if result and name in result.metrics}
+
+
+def update_key(updates: int, steps: int) -> str:
+    """Stage key of update number ``updates`` (from 1, over all rounds), in rounds of ``steps``."""
+    round_, step = divmod(updates - 1, steps)
+    return f"{step_key(round_ + 1, step + 1)}/update"
+
+
 def mean_metrics(updates: Sequence[dict[str, float]]) -> dict[str, Any]:
     """Each metric's mean over the step's optimizer steps; maxima stay maxima, tokens and seconds add up."""
     merged: dict[str, Any] = {}
@@ -127,10 +147,11 @@ def mean_metrics(updates: Sequence[dict[str, float]]) -> dict[str, Any]:
 
 def _optimize(
     context: StageContext, learner: Learner, sequences: list[TrainSequence], round_: int, step: int
-) -> list[dict[str, float]]:
+) -> tuple[list[dict[str, float]], NotFinite | None]:
+    """The metrics of every optimizer step, and the error of the one that failed, which is the last one."""
     config = context.recipe.grpo
     objective = config.objective
-    lr = grpo_lr(context, round_, step)
+    lr = grpo_lr(context, round_, step) * carried(context, round_, step).get("lr_scale", 1.0)
     if objective.needs_reference:
         references = learner.reference_logprobs(sequences, objective.temperature)
         sequences = [replace(s, ref_logprobs=r) for s, r in zip(sequences, references, strict=True)]
@@ -138,13 +159,17 @@ def _optimize(
         # On-policy with one update the learner takes the detached current logprobs instead: no second forward.
         old = learner.logprobs(sequences, objective.temperature)
         sequences = [replace(s, old_logprobs=o) for s, o in zip(sequences, old, strict=True)]
-    updates = []
+    updates: list[dict[str, float]] = []
     for epoch in range(config.epochs):
         for number, batch in enumerate(_minibatches(context, sequences, round_, step, epoch)):
             if context.progress:
                 context.progress(epoch * config.minibatches + number, config.epochs * config.minibatches, "")
-            updates.append({**learner.step(batch, objective, lr), "epoch": epoch, "minibatch": number})
-    return updates
+            place = {"epoch": epoch, "minibatch": number}
+            try:
+                updates.append({**learner.step(batch, objective, lr), **place})
+            except NotFinite as error:
+                return [*updates, {"grad_norm": error.value, "lr": lr, **place}], error
+    return updates, None
 
 
 def _minibatches(

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from pipeline.backends.learner_state import pick
 from pipeline.config import LearnerConfig
+from pipeline.protocols import NotFinite
 
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 
@@ -53,16 +54,17 @@ class Masters:
             weight.grad = None
 
     def step(self, lr: float) -> float:
-        """Clip, update, and return the gradient's norm before clipping. RuntimeError, weights untouched, if it is not
+        """Clip, update, and return the gradient's norm before clipping. NotFinite, weights untouched, if it is not
         finite."""
         for weight in self.weights.values():
             if weight.grad is None:  # nothing was run: a zero gradient still is a step for the moments
                 weight.grad = torch.zeros_like(weight)
         norm = torch.nn.utils.clip_grad_norm_(list(self.weights.values()), self.config.max_grad_norm)
         if not torch.isfinite(norm):
-            raise RuntimeError(
+            raise NotFinite(
                 f"the gradient's norm is {float(norm)}: no update was made; look at the step's loss inputs (rewards, "
-                f"logprobs) in the store, or lower the learning rate"
+                f"logprobs) in the store, or lower the learning rate",
+                float(norm),
             )
         for group in self.optimizer.param_groups:
             group["lr"] = lr

@@ -3,6 +3,7 @@
 from pipeline.config.data import DataConfig, EmbeddedData, SourceConfig
 from pipeline.config.engines import LearnerConfig, RuntimeConfig, SamplerConfig
 from pipeline.config.evaluate import EvaluateConfig
+from pipeline.config.guards import CostsConfig, GuardsConfig
 from pipeline.config.model import EmbeddedModel, ModelConfig
 from pipeline.config.recipe import Recipe, load_recipe, recipe_names
 from pipeline.config.rewards import RewardConfig, RewardModelConfig
@@ -18,11 +19,13 @@ from pipeline.config.training import (
 
 __all__ = [
     "AdvantageConfig",
+    "CostsConfig",
     "DataConfig",
     "EmbeddedData",
     "EmbeddedModel",
     "EvaluateConfig",
     "GRPOConfig",
+    "GuardsConfig",
     "LearnerConfig",
     "ModelConfig",
     "ObjectiveConfig",
