@@ -61,6 +61,7 @@ def run(
         execute(resolved, paths)
         return
     from flows.service import Service
+    from pipeline.config.secret import without_credentials
     from pipeline.rundir import locked
 
     with locked(paths):  # a run that another process works on is refused before a server is started
@@ -71,12 +72,13 @@ def run(
     with service.server() as url:
         # Prefect's own INFO lines go to its page; the terminal keeps its warnings.
         os.environ.update(service.environment(url), PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL="WARNING")
-        print(f"Prefect: {url.removesuffix('/api')} shows this run while it works", flush=True)
-        from flows.deployed import run_here
+        page = without_credentials(url.removesuffix("/api"))
+        print(f"Prefect: {page} shows this run while it works", flush=True)
+        from flows.deployed import recipe as run_flow
 
         leave_failures_to_main()
         try:
-            run_here(None, [], paths.run_id, None, root)
+            run_flow(None, [], paths.run_id, None, root)
         finally:
             send_last_logs()
 
@@ -99,11 +101,32 @@ def init(
 
 
 @app.command()
-def up(home: Home = None) -> None:
+def join(
+    rendezvous: Annotated[str, typer.Argument(metavar="HOST:PORT", help="The recipe's learner.rendezvous.")],
+) -> None:
+    """Lend this machine to a run on another one: start its share of the learner's ranks whenever it asks for them."""
+    from pipeline.backends.nodes import join as serve_ranks
+
+    serve_ranks(rendezvous)
+
+
+@app.command()
+def up(
+    slots: Annotated[
+        int | None, typer.Option(min=1, help="Runs that work at a time; later ones queue. 1, or what was set before.")
+    ] = None,
+    notify: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Post failed runs, warnings and finished reports there; off ends it."),
+    ] = None,
+    home: Home = None,
+) -> None:
     """Start the Prefect server and a worker on this machine, with the deployments in place."""
     from flows.service import Service
 
-    Service(home).up()
+    if notify is not None and notify != "off" and not notify.startswith(("http://", "https://")):
+        raise ValueError(f"--notify {notify}: expected an address that begins with http:// or https://, or off")
+    Service(home).up(slots=slots, notify=notify)
 
 
 @app.command()
@@ -306,9 +329,13 @@ def main() -> None:
     except (NotADirectoryError, IsADirectoryError, FileExistsError) as error:
         sys.exit(fail(f"{error.filename}: {error.strerror}" if error.filename else str(error), 2))
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EROFS, errno.EDQUOT):
+        from pipeline.rundir import NO_SPACE
+
+        if error.errno not in (*NO_SPACE, errno.EROFS):
             raise
-        sys.exit(fail(f"{error.strerror}: {error.filename or ''} free space, then the same command continues", 2))
+        named = f"{error.filename}: " if error.filename else ""
+        way_out = "free space" if error.errno in NO_SPACE else "make it writable"
+        sys.exit(fail(f"{named}{error.strerror}; {way_out}, then the same command continues", 2))
     except RuntimeError as error:
         sys.exit(fail(str(error), 1))
     except Exception as error:
@@ -319,7 +346,9 @@ def main() -> None:
 
 def fail(message: str, status: int) -> int:
     """Print one line to stderr."""
-    line: Any = " ".join(message.split())
+    from pipeline.config.secret import without_credentials
+
+    line: Any = without_credentials(" ".join(message.split()))
     print(f"grpoflow: {line}", file=sys.stderr)
     return status
 

@@ -12,8 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from flows.console import Display, closing, evaluation_table
+from flows.devices import devices_held
+from flows.trackers import trackers_of
 from flows.workflow import Execute, Observer, Workflow, plainly
 from pipeline.config import Recipe
+from pipeline.events import RunStopped
 from pipeline.rundir import RunPaths, locked, stage_keys
 
 logger = logging.getLogger(__name__)
@@ -39,7 +42,8 @@ def execute(
     display = display or Display(len(stage_keys(recipe)))
     with locked(paths), logged(paths), display:
         clear_partials(paths)
-        evaluations = _loop(recipe, paths, display, execute_stage, observers)
+        with trackers_of(recipe, paths) as trackers:
+            evaluations = _loop(recipe, paths, display, execute_stage, (*observers, *trackers))
         report = build_report(paths)
     display.console.print(evaluation_table(evaluations, recipe.evaluate.ks))
     for line in closing(paths, report):
@@ -56,10 +60,15 @@ def _loop(
     prepare_libraries(recipe)
     flow = Workflow(recipe, paths, display, execute_stage, observers)
     try:
-        with Engines(recipe, paths, flow.progress) as engines:
+        with (
+            devices_held(recipe, f"run {paths.run_id}", display.line),
+            flow,
+            Engines(recipe, paths, flow.progress) as engines,
+        ):
             return run_recipe(flow, engines)
     except BaseException as error:
-        logger.error("run %s stopped: %s", paths.run_id, error, exc_info=not isinstance(error, KeyboardInterrupt))
+        expected = isinstance(error, (KeyboardInterrupt, RunStopped))
+        logger.error("run %s stopped: %s", paths.run_id, error, exc_info=not expected)
         raise
 
 
@@ -94,8 +103,7 @@ def check_space(paths: RunPaths) -> None:
     if free < LEAST_FREE:
         raise OSError(
             errno.ENOSPC,
-            f"run directory {paths.directory}: {free / 2**20:.0f} MiB free, expected at least {LEAST_FREE / 2**20:.0f}; "
-            f"free space or choose another --root",
+            f"run directory {paths.directory}: {free / 2**20:.0f} MiB free, expected at least {LEAST_FREE / 2**20:.0f}",
         )
 
 
@@ -109,10 +117,17 @@ def clear_partials(paths: RunPaths) -> None:
             path.unlink()
 
 
+class RunLog(logging.FileHandler):
+    """``run.log``; on a full disk its lines are lost without a word, for the work itself then says what is wrong."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Nothing; logging itself would print a traceback a line."""
+
+
 @contextmanager
 def logged(paths: RunPaths) -> Iterator[None]:
     """Everything our packages log at INFO also goes to ``run.log``."""
-    handler = logging.FileHandler(paths.log_file, encoding="utf-8")
+    handler = RunLog(paths.log_file, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     loggers = [logging.getLogger(name) for name in OURS]
     for ours in loggers:

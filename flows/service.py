@@ -21,10 +21,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from pipeline.config.secret import without_credentials
 from pipeline.rundir import write_atomic
 
 PROJECT = Path(__file__).resolve().parent.parent
-POOL = "grpoflow"
+POOL, QUEUE = "grpoflow", "runs"
 DEFAULT_PORT = 4200
 SERVER_SECONDS = 150
 """A fresh database is migrated first: 25 s on two busy cores."""
@@ -148,16 +149,30 @@ class Service:
 
     # -- up and down ----------------------------------------------------------------------------------------------
 
-    def up(self, say: Any = print) -> None:
-        """Server, pool, deployments, the watch for dead runs, a worker. A second call finds what runs and says so."""
+    def up(self, say: Any = print, *, slots: int | None = None, notify: str | None = None) -> None:
+        """Server, pool, deployments, the watch for dead runs, a worker. A second call finds what runs and says so.
+
+        ``slots`` runs work at a time and later ones queue (1 unless it was set before); ``notify`` is an address that is
+        told of failures and reports, "off" ends that. With PREFECT_API_URL the server is that one, and only a worker starts.
+        """
         with self._exclusive():
-            started = self.start_server()
-            say(f"server   {self.url.removesuffix('/api')} ({'started' if started else 'was running'})")
+            given = bool(os.environ.get("PREFECT_API_URL"))
+            if given and not healthy(self.url):
+                raise ValueError(
+                    f"PREFECT_API_URL is {self.url} and nothing answers there: start that server, or unset it"
+                )
+            how = "given by PREFECT_API_URL" if given else "started" if self.start_server() else "was running"
+            say(f"server   {without_credentials(self.url.removesuffix('/api'))} ({how})")
             self._prefect("work-pool", "create", POOL, "--type", "process", "--overwrite")
+            slots = slots or self.state().get("slots", 1)
+            self._save({**self.state(), "slots": slots})
+            dead = self._in_prefect("prepare", slots)
+            say(f"reconciled {dead} runs of processes that are gone; {slots} at a time, later ones queue")
             self._prefect("deploy", "--all", "--prefect-file", str(PROJECT / "prefect.yaml"))
             say("deployed recipe/full, recipe/smoke, evaluate/report")
-            dead = self._in_prefect("prepare")
-            say(f"reconciled {dead} runs of processes that are gone")
+            if notify is not None:
+                told = self._in_prefect("notify", text="" if notify == "off" else notify)
+                say("notices  of failed runs, warnings and reports are posted" if told else "notices  are off")
             if self.process("worker"):
                 say("worker   was running")
             else:
@@ -168,11 +183,12 @@ class Service:
     def down(self, say: Any = print) -> None:
         """Cancel live runs and wait for them, then end the worker, then the server: only those that ``up`` started."""
         with self._exclusive():
-            if self.process("server") and healthy(self.url):
-                live = self._in_prefect("cancel")
+            ours = self.process("server") or self.process("worker")
+            if ours and healthy(self.url):
+                live = self._in_prefect("cancel", GRACE_SECONDS)
                 if live:
                     say(f"cancelled {live} runs; `grpoflow run --run-id ID` continues them")
-            elif self.process("server") is None and self.process("worker") is None:
+            elif ours is None:
                 say("nothing was running")
             for name, seconds in (("worker", GRACE_SECONDS), ("server", 20)):
                 if self._stop(name, seconds):
@@ -180,7 +196,7 @@ class Service:
 
     def doctor(self, root: Path) -> list[tuple[str, bool, str]]:
         """(what, all right, details) of server, worker, database, stale runs and the run directories' locks."""
-        rows = [("server", healthy(self.url), self.url)]
+        rows = [("server", healthy(self.url), without_credentials(self.url))]
         worker = self.process("worker")
         rows.append(("worker", worker is not None, f"pid {worker}" if worker else "not running: grpoflow up"))
         database = self.home / "prefect" / "prefect.db"
@@ -205,10 +221,10 @@ class Service:
             raise RuntimeError(f"prefect {' '.join(arguments[:2])} failed: {text}")
         return done.stdout
 
-    def _in_prefect(self, action: str) -> int:
+    def _in_prefect(self, action: str, number: float = 0, text: str = "") -> int:
         """Run one of flows.housekeeping's actions in a process with our environment; returns its count."""
         done = subprocess.run(
-            [sys.executable, "-m", "flows.housekeeping", action, str(GRACE_SECONDS)], env=self.environment(),
+            [sys.executable, "-m", "flows.housekeeping", action, str(number)], env=self.environment(), input=text,
             cwd=PROJECT, capture_output=True, text=True, timeout=180, check=False,
         )  # fmt: skip
         if done.returncode:

@@ -6,6 +6,7 @@ the stages before its resume point from its parent by reference.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -21,6 +22,8 @@ from typing import Any
 from pipeline.config import Recipe
 from pipeline.types import StageResult
 
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Errors of a disk, quota or file-size limit that takes no more: the same command continues once there is space."""
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
@@ -96,43 +99,71 @@ class RunPaths:
         if self.result_file(key).is_file():
             return self
         inherited = self.header.get("inherited", ()) if self.recipe_file.is_file() else ()
-        return self.parent.owner(key) if self.parent and key in inherited else None
+        return self.parent.owner(key) if key in inherited and self.parent else None
 
     def find_checkpoint(self, name: str) -> Path:
         """The checkpoint's folder here, or in the ancestor whose stage that made it is inherited."""
+        maker = checkpoint_maker(name)  # a name of another form could lead elsewhere
         if self.checkpoint(name).is_dir():
             return self.checkpoint(name)
-        if self.recipe_file.is_file() and self.parent and checkpoint_maker(name) in self.header.get("inherited", ()):
+        if self.recipe_file.is_file() and self.parent and maker in self.header.get("inherited", ()):
             return self.parent.find_checkpoint(name)
-        raise FileNotFoundError(
-            f"run {self.run_id}: checkpoint {name!r} is missing; stage {checkpoint_maker(name)} makes it"
-        )
+        raise FileNotFoundError(f"run {self.run_id}: checkpoint {name!r} is missing; stage {maker} makes it")
 
 
 def checkpoint_maker(name: str) -> str:
     """The stage that writes a checkpoint: ``round-01-step-0010`` is ``round-01/step-0010/update``'s."""
     fixed = {
-        "base": "select", "warm-start": "sft", "reward-model-00": "reward_model", "process-model": "process_model",
-        "final": "regenerate",
+        "base": "select", "warm-start": "sft", "reward-model-00": "reward_model",
+        "process-model-00": "process_model", "final": "regenerate",
     }  # fmt: skip
     if name in fixed:
         return fixed[name]
     if match := re.fullmatch(r"(round-\d+)-(step-\d+)", name):
         return f"{match[1]}/{match[2]}/update"
-    if match := re.fullmatch(r"(?:reward-model|round)-(\d+)", name):
+    if match := re.fullmatch(r"(?:reward-model|process-model|round)-(\d+)", name):
         return f"round-{match[1]}/refresh"
     raise ValueError(f"checkpoint name {name!r}: no stage writes a checkpoint of that name")
 
 
 def write_atomic(path: Path, text: str) -> None:
-    """Write a file so that a reader or a crash sees the whole of it or none of it."""
+    """Write a file so that a reader or a crash sees the whole of it or none of it; it is on the disk on return."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    with partial.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)
+    with whole_or_nothing(partial, path):
+        with partial.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+        sync_folder(path.parent)
+
+
+@contextmanager
+def whole_or_nothing(partial: Path, path: Path) -> Iterator[None]:
+    """Take the unfinished file away when writing it fails, so that a full disk gets its space back.
+
+    An OSError names the file that was to be.
+    """
+    try:
+        yield
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        if error.errno is None:  # of Arrow
+            raise
+        raise type(error)(error.errno, error.strerror, str(path)) from error
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+def sync_folder(folder: Path) -> None:
+    """Make a rename in this folder survive a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def read_result(paths: RunPaths, key: str) -> StageResult | None:
@@ -174,9 +205,9 @@ def locked(paths: RunPaths) -> Iterator[None]:
 def stage_keys(recipe: Recipe) -> list[str]:
     """Every stage key of the recipe's run, in the order of work."""
     keys = ["select", "sft"]
-    if recipe.rewards.weights.get("reward_model"):
+    if recipe.has_reward_model:
         keys.append("reward_model")
-    if recipe.grpo.advantages.supervision == "process":
+    if recipe.has_process_model:
         keys.append("process_model")
     keys.append("evaluate/warm-start")
     for round_ in range(1, recipe.grpo.rounds + 1):
@@ -193,12 +224,17 @@ def step_key(round_: int, step: int) -> str:
 
 @dataclass(frozen=True)
 class StageContext:
-    """What every stage is given: the recipe, the run's paths, its own key, and where to tell its progress."""
+    """What every stage is given: the recipe, the run's paths, its own key, and where to tell its progress.
+
+    ``tell`` takes an Event for the store and for who watches the run; ``meter`` (pipeline.costs) counts what is sampled.
+    """
 
     recipe: Recipe
     paths: RunPaths
     key: str
     progress: Any = None
+    tell: Any = None
+    meter: Any = None
 
     def seed(self, *parts: str | int) -> int:
         """A seed of this run and stage."""

@@ -10,21 +10,25 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
 from pipeline.config.data import DataConfig
 from pipeline.config.engines import LearnerConfig, RuntimeConfig, SamplerConfig
 from pipeline.config.evaluate import EvaluateConfig
+from pipeline.config.guards import CostsConfig, GuardsConfig, StageKind
 from pipeline.config.model import ModelConfig
 from pipeline.config.presets import expand_preset, preset_fields
 from pipeline.config.rewards import RewardConfig, RewardModelConfig
+from pipeline.config.secret import refuse_secrets
 from pipeline.config.section import Section
 from pipeline.config.training import GRPOConfig, RegenerateConfig, RejectConfig, SFTConfig
 
 FILLED_IN = ("grpo.objective.temperature", "grpo.objective.max_tokens")
 """Fields that take the sampler's value, so that sampler and learner can never disagree."""
+CHANGEABLE = ("trackers", "guards", "costs", "timeouts")
+"""Fields on which no stage's work depends: they may change while a run goes on, and are outside the digest."""
 
 
 class Recipe(Section):
@@ -41,7 +45,7 @@ class Recipe(Section):
     warm_start: SFTConfig = SFTConfig()
     """SFT on worked solutions before reinforcement learning."""
     reward_model: RewardModelConfig = RewardModelConfig()
-    """The learnt reward; trained only when ``rewards.weights`` names reward_model."""
+    """The learnt rewards; trained only when ``rewards.weights`` names them, or process supervision needs one."""
     rewards: RewardConfig = RewardConfig()
     """What a completion is paid for."""
     grpo: GRPOConfig = GRPOConfig()
@@ -62,6 +66,17 @@ class Recipe(Section):
     """Steps between checkpoints; after a crash the recorded updates behind the last one are replayed."""
     keep_checkpoints: int = Field(default=2, ge=1)
     """Step checkpoints kept on disk; those at the end of a stage or round always stay."""
+    trackers: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ()
+    """Where a run's steps and evaluations are logged too. tensorboard and trackio stay on this machine; wandb sends the
+    figures and the recipe to the service, unless WANDB_MODE=offline. They may change while a run goes on."""
+
+    timeouts: dict[StageKind, Annotated[float, Field(gt=0.0)]] = Field(default_factory=dict)
+    """Seconds that a stage may take, by kind (rollout, reward, update, refresh, sft, evaluate, …): a stage that takes
+    longer, or hangs, ends the run, which can be continued. Kinds that are not named have no limit."""
+    guards: GuardsConfig = GuardsConfig()
+    """What is watched after every training step."""
+    costs: CostsConfig = CostsConfig()
+    """What the run may spend."""
 
     @model_validator(mode="before")
     @classmethod
@@ -112,9 +127,20 @@ class Recipe(Section):
         return self
 
     @property
+    def has_reward_model(self) -> bool:
+        """Whether the run trains an outcome reward model; with a weight of 0 it scores and does not pay."""
+        return "reward_model" in self.rewards.weights
+
+    @property
+    def has_process_model(self) -> bool:
+        """Whether the run trains a process reward model, which scores the steps of completions."""
+        return "process_model" in self.rewards.weights or self.grpo.advantages.supervision == "process"
+
+    @property
     def digest(self) -> str:
-        """16 hexadecimal digits over every field: two recipes with one digest do the same work."""
-        text = json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+        """16 hexadecimal digits over every field but CHANGEABLE ones: two recipes with one digest do the same work."""
+        plain = self.model_dump(mode="json", exclude=set(CHANGEABLE))
+        text = json.dumps(plain, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -143,6 +169,7 @@ def apply_overrides(data: Mapping[str, Any], overrides: Iterable[str]) -> dict[s
 
 def validate_recipe(data: Mapping[str, Any], origin: str) -> Recipe:
     """``Recipe`` from plain data; raises ValueError with one line instead of pydantic's page."""
+    refuse_secrets(data, origin)
     try:
         return Recipe.model_validate(data)
     except ValidationError as error:
