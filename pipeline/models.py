@@ -118,16 +118,19 @@ def load_tokenizer(name: str | Path, config: ModelConfig) -> PreTrainedTokenizer
     )
 
 
-def load_model(name: str | Path, config: ModelConfig, *, device: str = "cpu", train: bool = False) -> PreTrainedModel:
+def load_model(
+    name: str | Path, config: ModelConfig, *, device: str = "cpu", train: bool = False, as_stored: bool = False
+) -> PreTrainedModel:
     """The causal language model of a folder or Hub name, from safetensors only, in evaluation mode (no dropout).
 
     With ``train`` the weights are float32 whatever ``config.dtype`` says (bfloat16 is then the type of the forward
-    pass), and ask for gradients; without it they have ``config.dtype`` and ask for none.
+    pass), and ask for gradients; without it they have ``config.dtype`` and ask for none. ``as_stored`` leaves them in
+    the file's type: on the CPU they then are the file itself, mapped into memory, and take none of their own.
     """
     import torch
     from transformers import AutoModelForCausalLM
 
-    dtype = torch.float32 if train else getattr(torch, config.dtype)
+    dtype = "auto" if as_stored else torch.float32 if train else getattr(torch, config.dtype)
     model: Any = AutoModelForCausalLM.from_pretrained(
         str(name),
         revision=_revision(name, config),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +13,8 @@ import torch
 from safetensors.torch import load_file
 
 from pipeline.backends.deepspeed_learner import DeepSpeedLearner
+from pipeline.backends.learner_state import read_state
+from pipeline.backends.nodes import SECRET, free_port
 from pipeline.backends.rank_group import RankGroup
 from pipeline.backends.torch_learner import TorchLearner
 from pipeline.types import TrainSequence
@@ -150,6 +154,55 @@ def test_other_settings_resume_where_torch_stands(folder: Path, tmp_path: Path, 
         assert _apart(_weights(single, tmp_path / "one"), _weights(learner, tmp_path / "two")) < tolerance
     finally:
         learner.close()
+
+
+def test_bfloat16_parts_keep_the_files_float32_weights(folder: Path, tmp_path: Path) -> None:
+    """ZeRO-3 shares a float32 file out as bfloat16; its masters must be the file's weights all the same."""
+    recipe = tiny_learner_recipe(*BACKEND, "learner.ranks=2", "learner.zero_stage=3", "model.dtype=bfloat16")
+    learner = DeepSpeedLearner(recipe, folder, tmp_path)
+    try:
+        rounded = _weights(learner, tmp_path / "start", optimizer=True)
+        single = TorchLearner(recipe, folder)
+        for one in (single, learner):
+            one.step(rollouts(), recipe.grpo.objective, 1e-3)
+        assert _apart(_weights(single, tmp_path / "one"), _weights(learner, tmp_path / "two")) < 1e-2
+    finally:
+        learner.close()
+    state, stored = read_state(tmp_path / "start"), load_file(folder / "model.safetensors")
+    assert stored.keys() == rounded.keys() and any(name.startswith("master/") for name in state)
+    for name, weight in stored.items():
+        assert torch.equal(state[f"master/{name}"], weight)
+        assert torch.equal(rounded[name], weight.bfloat16())
+
+
+@pytest.mark.parametrize("ranks", [2], indirect=True)
+def test_two_machines_end_in_one_machines_weights(
+    ranks: DeepSpeedLearner, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second machine joins from 127.0.0.1 at 127.0.0.2, in another folder; one rank each, bit for bit."""
+    monkeypatch.setenv(SECRET, "a secret of the tests")
+    endpoint = f"127.0.0.2:{free_port('127.0.0.2')}"
+    settings = ["learner.ranks=2", "learner.nodes=2", "learner.zero_stage=2", f"learner.rendezvous={endpoint}"]
+    recipe = tiny_learner_recipe(*BACKEND, *settings)
+    joins = f"from pipeline.backends.nodes import join; join({endpoint!r})"
+    with subprocess.Popen([sys.executable, "-c", joins], cwd=tmp_path, stdout=subprocess.PIPE, text=True) as other:
+        try:
+            learner = DeepSpeedLearner(recipe, folder, tmp_path)
+            try:
+                ranks.load(folder, optimizer=False)
+                for seed in range(2):
+                    for one in (ranks, learner):
+                        one.step(rollouts(seed=seed), recipe.grpo.objective, 1e-3)
+                assert _apart(_weights(ranks, tmp_path / "one"), _weights(learner, tmp_path / "two")) == 0
+            finally:
+                learner.close()
+            assert other.stdout is not None
+            said = [other.stdout.readline() for _ in range(4)]
+        finally:
+            other.kill()
+    assert "starting 1 ranks as machine 2 of 2" in said[1]
+    assert "learner has closed" in said[2] or "ranks have ended" in said[2]
+    assert "waiting for a run" in said[3]  # ready for the next learner
 
 
 def test_a_rank_that_dies_is_one_error(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from pipeline.backends.objective_step import (
 from pipeline.backends.rank_group import RankGroup
 from pipeline.batching import Layout, micro_batches
 from pipeline.config import ObjectiveConfig, Recipe
+from pipeline.protocols import NotFinite
 from pipeline.types import TrainSequence
 
 
@@ -39,19 +40,27 @@ class DeepSpeedLearner:
                 'learner.backend = "torch"'
             )
         cpu = recipe.runtime.device == "cpu" or not torch.cuda.is_available()
-        if not cpu and torch.cuda.device_count() < recipe.learner.ranks:
+        nodes, here = recipe.learner.nodes, recipe.learner.ranks // recipe.learner.nodes
+        if not cpu and torch.cuda.device_count() < here:
             raise ValueError(
-                f"learner.ranks is {recipe.learner.ranks} but {torch.cuda.device_count()} GPUs are visible: each rank "
-                f"takes one; lower learner.ranks, or set runtime.device = 'cpu'"
+                f"learner.ranks is {recipe.learner.ranks} on {nodes} machines but {torch.cuda.device_count()} GPUs are "
+                f"visible here: each rank takes one; lower learner.ranks, or set runtime.device = 'cpu'"
             )
         self._recipe, self._ranks = recipe, recipe.learner.ranks
-        threads = max(1, recipe.runtime.threads // self._ranks)
+        threads = max(1, recipe.runtime.threads // here)
         environment = {"OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"}
         if cpu:
             environment["DS_ACCELERATOR"] = "cpu"
-        self._group = RankGroup("pipeline.backends.deepspeed_rank", self._ranks, scratch, environment)
+        self._group = RankGroup(
+            "pipeline.backends.deepspeed_rank",
+            self._ranks,
+            scratch,
+            environment,
+            nodes,
+            recipe.learner.rendezvous or "",
+        )
         self._scoring_seconds, self._has_reference = 0.0, False
-        self._layout: Layout = self._all("open", recipe, directory, False)[0]
+        self._layout: Layout = self._all("open", recipe, directory.absolute(), False)[0]
 
     def logprobs(self, sequences: Sequence[TrainSequence], temperature: float = 1.0) -> list[np.ndarray]:
         """float32 [T] a sequence, by the policy as it is now."""
@@ -59,7 +68,7 @@ class DeepSpeedLearner:
 
     def load_reference(self, directory: Path | None) -> None:
         """Hold this checkpoint as the reference policy; None lets it go."""
-        self._all("load_reference", directory)
+        self._all("load_reference", directory and directory.absolute())
         self._has_reference = directory is not None
 
     def reference_logprobs(self, sequences: Sequence[TrainSequence], temperature: float = 1.0) -> list[np.ndarray]:
@@ -80,7 +89,7 @@ class DeepSpeedLearner:
         answers = self._group.call("step", [(batches, objective, lr, count, passes) for batches in dealt])
         norm = answers[0][1]
         if not np.isfinite(norm):
-            raise RuntimeError(f"the gradient's norm is {norm}: the weights are lost; load the last checkpoint")
+            raise NotFinite(f"the gradient's norm is {norm}: the weights are lost; load the last checkpoint", norm)
         total = join_sums([sums for sums, _ in answers])
         metrics = step_metrics(total, sequences, members, objective, count)
         metrics |= {"grad_norm": norm, "lr": lr, "seconds_logprobs": self._scoring_seconds}
@@ -93,11 +102,11 @@ class DeepSpeedLearner:
 
     def save(self, directory: Path, *, optimizer: bool = True) -> None:
         """Whole weights and state as the torch learner writes them: either backend with any ranks continues from it."""
-        self._all("save", directory, optimizer)
+        self._all("save", directory.absolute(), optimizer)
 
     def load(self, directory: Path, *, optimizer: bool = True) -> None:
         """Take a checkpoint's weights and continue its optimizer, or start a fresh one."""
-        self._all("open", self._recipe, directory, optimizer)
+        self._all("open", self._recipe, directory.absolute(), optimizer)
 
     def close(self) -> None:
         """End the ranks. May be called twice."""

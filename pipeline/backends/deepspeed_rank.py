@@ -18,17 +18,19 @@ from torch import Tensor
 from pipeline.backends.forward import PolicyForward, choose_layout
 from pipeline.backends.learner_state import read_state, write_state
 from pipeline.backends.objective_step import PlainSums, StepSums, accumulate
-from pipeline.backends.policy_model import copy_weights, open_policy, whole_weights
+from pipeline.backends.policy_model import open_policy, whole_weights
 from pipeline.backends.rank_group import serve
 from pipeline.backends.scoring import score_batches
 from pipeline.backends.zero import (
-    base_weights,
     deepspeed_config,
     full_state,
     full_weights,
     optimizer_groups,
+    restore_base,
+    restore_exact,
     restore_masters,
     restore_moments,
+    share_out,
 )
 from pipeline.batching import Layout, pack
 from pipeline.config import ObjectiveConfig, Recipe
@@ -55,18 +57,22 @@ class RankLearner:
         self._stage = recipe.learner.zero_stage
         self._tokenizer = load_tokenizer(directory, recipe.model)
         state = read_state(directory) if optimizer else None
-        model: Any = open_policy(recipe, directory, self._device)
-        if state is not None and recipe.learner.lora_rank:
-            copy_weights(model, base_weights(state))
-        self._layout = choose_layout(model)
         if self._engine is not None:
             self._engine.destroy()
+        shared = self._stage == 3
+        model: Any = open_policy(recipe, directory, _loading_device(shared, self._device), as_stored=shared)
+        exact = share_out(model, recipe) if shared else {}
+        model.to(self._device)
+        self._layout = choose_layout(model)
         # ZeRO keeps one flat copy of each group, so groups are made before it takes the parameters apart.
         adam = torch.optim.AdamW(optimizer_groups(model, recipe.learner), lr=0.0, betas=recipe.learner.betas)
         forward = PolicyForward(model)
         self._engine, *_ = deepspeed.initialize(model=forward, optimizer=adam, config=deepspeed_config(recipe, model))
         self._parameters = {name.removeprefix("model."): p for name, p in forward.named_parameters()}
+        restore_exact(self._trained(), exact)
         if state is not None:
+            if recipe.learner.lora_rank:
+                restore_base(self._parameters, state, directory)
             restore_masters(self._trained(), state, directory, recipe)
             restore_moments(self._engine.optimizer, self._trained(), state, directory)
         return self._layout
@@ -80,12 +86,15 @@ class RankLearner:
         self._reference = None
         if directory is None:
             return
-        forward = PolicyForward(load_model(directory, self._recipe.model, device=str(self._device)))
-        if self._stage == 3:
+        shared = self._stage == 3
+        loading = str(_loading_device(shared, self._device))
+        forward = PolicyForward(load_model(directory, self._recipe.model, device=loading, as_stored=shared))
+        if shared:
             import deepspeed
 
+            share_out(forward.model, self._recipe)
             config = deepspeed_config(self._recipe, forward.model)
-            self._reference, *_ = deepspeed.initialize(model=forward, config=config)
+            self._reference, *_ = deepspeed.initialize(model=forward.to(self._device), config=config)
             self._reference.eval()
         else:
             self._reference = forward
@@ -149,6 +158,11 @@ def _base(stored: Mapping[str, Tensor], recipe: Recipe) -> dict[str, Tensor]:
         return {}
     frozen = {name: w for name, w in stored.items() if ".lora_" not in name}
     return {f"base/{name}": w for name, w in whole_weights(frozen, recipe.learner).items()}
+
+
+def _loading_device(shared: bool, device: torch.device) -> torch.device:
+    """Weights that are to be shared out are read on the CPU: a whole model may not fit on a rank's device."""
+    return torch.device("cpu") if shared else device
 
 
 def _device(recipe: Recipe) -> torch.device:

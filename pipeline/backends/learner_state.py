@@ -6,7 +6,7 @@ parameter names and tensors are whole (never a shard), so any backend with any n
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from safetensors import safe_open
@@ -24,15 +24,38 @@ def write_state(directory: Path, tensors: Mapping[str, Tensor]) -> None:
     save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, file)
 
 
-def read_state(directory: Path) -> dict[str, Tensor]:
-    """What ``write_state`` wrote; FileNotFoundError when the checkpoint holds weights only."""
+class StoredState(Mapping[str, Tensor]):
+    """What ``write_state`` wrote, each tensor read when it is asked for: a large model's masters and moments, three
+    times its weights, would not fit into every rank."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = safe_open(file, framework="pt")
+        self._names = dict.fromkeys(self._file.keys())
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self._names:
+            raise KeyError(name)
+        tensor: Tensor = self._file.get_tensor(name)
+        return tensor
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+def read_state(directory: Path) -> StoredState:
+    """The checkpoint's state; FileNotFoundError when it holds weights only."""
     if not (directory / FILE).is_file():
         raise FileNotFoundError(
             f"checkpoint {directory}: no optimizer state in {FILE}; it was saved without one: load it with "
             f"optimizer=False, which starts a fresh optimizer"
         )
-    with safe_open(directory / FILE, framework="pt") as file:
-        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+    return StoredState(directory / FILE)
 
 
 def pick(tensors: Mapping[str, Tensor], kind: str, name: str, directory: Path) -> Tensor:

@@ -19,9 +19,12 @@ ADAPTER = "policy"
 BASE, LORA_A, LORA_B = ".base_layer.", f".lora_A.{ADAPTER}.", f".lora_B.{ADAPTER}."
 
 
-def open_policy(recipe: Recipe, directory: Path, device: torch.device) -> Any:
-    """The checkpoint's model, ready to be trained: its trained parameters ask for gradients, the others do not."""
-    model = load_model(directory, recipe.model, device=str(device), train=True)
+def open_policy(recipe: Recipe, directory: Path, device: torch.device, *, as_stored: bool = False) -> Any:
+    """The checkpoint's model, ready to be trained: its trained parameters ask for gradients, the others do not.
+
+    Float32, or as the file has it, see ``load_model``.
+    """
+    model = load_model(directory, recipe.model, device=str(device), train=True, as_stored=as_stored)
     _without_dropout(model)
     if recipe.learner.lora_rank:
         _add_lora(model, recipe.learner, derive_seed(recipe.seed, "lora"))
@@ -63,6 +66,11 @@ def _add_lora(model: Any, config: LearnerConfig, seed: int) -> None:
             parameter.data.copy_(drawn)
 
 
+def plain_name(name: str) -> str:
+    """A weight's name in the plain model, without LoRA."""
+    return name.replace(BASE, ".")
+
+
 def whole_weights(weights: Mapping[str, Tensor], config: LearnerConfig) -> dict[str, Tensor]:
     """The weights under the names of the plain model; LoRA's additions are merged into copies, the base untouched.
 
@@ -72,7 +80,7 @@ def whole_weights(weights: Mapping[str, Tensor], config: LearnerConfig) -> dict[
     for name, weight in weights.items():
         if LORA_A in name or LORA_B in name:
             continue
-        plain = name.replace(BASE, ".")
+        plain = plain_name(name)
         stem = name.split(BASE)[0]
         down, up = weights.get(f"{stem}{LORA_A}weight"), weights.get(f"{stem}{LORA_B}weight")
         if name.endswith(f"{BASE}weight") and down is not None and up is not None:
@@ -87,4 +95,4 @@ def copy_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
     """Put weights, under their plain names, into a policy in place; LoRA's additions are left as they are."""
     for name, parameter in model.named_parameters():
         if LORA_A not in name and LORA_B not in name:
-            parameter.copy_(weights[name.replace(BASE, ".")])
+            parameter.copy_(weights[plain_name(name)])

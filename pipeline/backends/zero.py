@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from pipeline.backends.learner_state import pick
+from pipeline.backends.policy_model import plain_name
 from pipeline.config import LearnerConfig, Recipe
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -48,6 +49,33 @@ def optimizer_groups(model: nn.Module, config: LearnerConfig) -> list[dict[str, 
         {"params": [p for p in trained if p.dim() <= 1], "weight_decay": 0.0},
     ]
     return [group for group in groups if group["params"]]
+
+
+def share_out(model: nn.Module, recipe: Recipe) -> dict[str, Tensor]:
+    """Leave each rank its part of every parameter (ZeRO-3), in the recipe's type; the parts in float32 where that is
+    more than the type holds, by name. All ranks must call.
+
+    One parameter after the other goes to the rank's device, so that no device ever holds the model, and main memory
+    only holds the file's pages, once a machine.
+    """
+    import deepspeed
+
+    deepspeed.zero.Init(module=model, config_dict_or_path=deepspeed_config(recipe, model))
+    dtype, exact = getattr(torch, recipe.model.dtype), {}
+    for name, parameter in model.named_parameters():
+        part: Any = parameter.ds_tensor  # type: ignore[attr-defined]
+        if part.dtype == torch.float32 and dtype != torch.float32:
+            exact[name] = part.data
+        # Placeholders too: the engine leaves the type of parameters that it did not share out itself.
+        part.data, parameter.data = part.data.to(dtype), parameter.data.to(dtype)
+    return exact
+
+
+def restore_exact(trained: Mapping[str, Tensor], exact: Mapping[str, Tensor]) -> None:
+    """Put what ``share_out`` gave into the float32 masters, which the engine has made from the rounded parts."""
+    for name, parameter in trained.items():
+        if name in exact:
+            _master_part(parameter, None).data.copy_(exact[name])
 
 
 def full_weights(parameters: Mapping[str, Tensor], recipe: Recipe, *, keep: bool) -> dict[str, Tensor]:
@@ -107,7 +135,7 @@ def restore_moments(
     """Put AdamW's moments and step count back, into whatever shards there are now."""
     if not any(name.startswith("step/") for name in state):
         return  # saved before the first step
-    step = next(value for name, value in state.items() if name.startswith("step/"))
+    step = state[next(name for name in state if name.startswith("step/"))]
     for flat in _flat_parameters(optimizer):
         optimizer.optimizer.state[flat] = {
             "step": step.clone(), "exp_avg": torch.zeros_like(flat), "exp_avg_sq": torch.zeros_like(flat)
@@ -118,9 +146,11 @@ def restore_moments(
             _set(parameter, pick(state, kind, name, directory), kind)
 
 
-def base_weights(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The weights below LoRA's additions, by plain name."""
-    return {name.removeprefix("base/"): tensor for name, tensor in state.items() if name.startswith("base/")}
+def restore_base(parameters: Mapping[str, Tensor], state: Mapping[str, Tensor], directory: Path) -> None:
+    """Put the weights below LoRA's additions back: the checkpoint's own have them merged in."""
+    for name, parameter in parameters.items():
+        if not parameter.requires_grad:
+            _publish(parameter, pick(state, "base", plain_name(name), directory))
 
 
 def _link_moments(optimizer: Any) -> None:
@@ -147,12 +177,19 @@ def _set(parameter: Any, value: Tensor, kind: str | None) -> None:
         else:
             safe_set_full_optimizer_state(parameter, value, kind)
         return
-    optimizer = parameter._z3_optimizer
-    part, _ = optimizer._get_fp32_opt_state_partition(parameter, release_swap_buffers=False, optim_state_key=kind)
+    part = _master_part(parameter, kind)
     # DeepSpeed's own setter expects a size that divides by the ranks; the last part may be shorter than the others.
-    start = part.numel() * optimizer._get_param_partition_rank(parameter)
+    start = part.numel() * parameter._z3_optimizer._get_param_partition_rank(parameter)
     piece = value.flatten()[start : start + part.numel()]
     part.data[: piece.numel()].copy_(piece)
+
+
+def _master_part(parameter: Any, kind: str | None) -> Tensor:
+    """This rank's part of a master (kind None) or moment under ZeRO-3, in place."""
+    part, _ = parameter._z3_optimizer._get_fp32_opt_state_partition(
+        parameter, release_swap_buffers=False, optim_state_key=kind
+    )
+    return part
 
 
 def _publish(parameter: Any, value: Tensor) -> None:

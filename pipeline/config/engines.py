@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Literal
 
 from pydantic import Field, model_validator
@@ -88,6 +89,11 @@ class LearnerConfig(Section):
     """"torch" is one process; "deepspeed" runs ``ranks`` child processes."""
     ranks: int = Field(default=1, ge=1)
     """Processes of the DeepSpeed backend, one a GPU."""
+    nodes: int = Field(default=1, ge=1)
+    """Machines over which the DeepSpeed backend's ranks are spread evenly, this one first. The others run
+    ``grpoflow join HOST:PORT``; all see the run's folder under the same name."""
+    rendezvous: str | None = None
+    """HOST:PORT of this machine as the others reach it; needed when there are several ``nodes``."""
     zero_stage: Literal[1, 2, 3] = 2
     """What DeepSpeed's ranks share out among them: 1 the optimizer's state, 2 gradients too, 3 the weights too."""
     offload_optimizer: bool = False
@@ -106,6 +112,24 @@ class LearnerConfig(Section):
     """Train low-rank additions of this rank to the linear layers and leave the weights alone; 0 trains the weights."""
     lora_alpha: int = Field(default=32, ge=1)
     """LoRA: the additions are scaled by this over the rank."""
+
+    @model_validator(mode="after")
+    def _check_nodes(self) -> LearnerConfig:
+        if self.nodes == 1:
+            return self
+        if self.backend != "deepspeed" or self.rendezvous is None:
+            raise ValueError(
+                f"learner.nodes is {self.nodes}, which needs learner.backend = 'deepspeed' (it is {self.backend!r}) and "
+                f"learner.rendezvous = 'HOST:PORT' of this machine (it is {self.rendezvous!r})"
+            )
+        if not re.fullmatch(r".+:\d+", self.rendezvous):
+            raise ValueError(f"learner.rendezvous is {self.rendezvous!r}: expected HOST:PORT of this run's machine")
+        if self.ranks % self.nodes:
+            raise ValueError(
+                f"learner.ranks is {self.ranks} and learner.nodes {self.nodes}: each machine has equally many ranks; make "
+                f"learner.ranks a multiple of learner.nodes"
+            )
+        return self
 
 
 class RuntimeConfig(Section):
