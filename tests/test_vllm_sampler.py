@@ -10,12 +10,19 @@ import psutil
 import pytest
 import torch
 
+from flows.console import Display
+from flows.engines import Engines
+from flows.workflow import Workflow
 from pipeline.backends.probe import check_gap, measure_gap
+from pipeline.backends.torch_learner import TorchLearner
 from pipeline.backends.vllm_sampler import VLLMSampler, engine_environment, engine_options
-from pipeline.config import Recipe, RuntimeConfig, SamplerConfig
+from pipeline.config import LearnerConfig, Recipe, RuntimeConfig, SamplerConfig
 from pipeline.config.engines import VLLMConfig
 from pipeline.models import weights_checksum
 from pipeline.protocols import EngineDied, SamplingParams
+from pipeline.rundir import RunPaths
+from pipeline.types import StageResult
+from tests.learner_cases import rollouts
 from tests.policies import disturb, embedded_folder, full_logprobs, load, prompts
 
 
@@ -43,6 +50,9 @@ class PlainLearner:
 
     def __init__(self, model) -> None:
         self.model = model
+
+    def live_policy(self):
+        return self.model
 
     def logprobs(self, sequences, temperature=1.0):
         found = []
@@ -130,6 +140,47 @@ def killer(sampler):
             victim.wait(10)
 
     return kill
+
+
+@needs_vllm
+def test_lora_s_additions_reach_the_engine_merged_into_the_weights(tied, tmp_path):
+    sampler, folder = tied
+    config = recipe().model_copy(update={"learner": LearnerConfig(lora_rank=4)})
+    learner = TorchLearner(config, folder)
+    before = sampler.load_policy(learner.live_policy(), "untrained")
+    for step in range(2):
+        for seed in range(3):
+            learner.step(rollouts(seed=seed), config.grpo.objective, 1e-2)
+        merged = learner.live_policy()
+        source = merged if step else tmp_path
+        learner.save(tmp_path, optimizer=False)
+        version = sampler.load_policy(source, f"step-{step}")
+        assert version.checksum == weights_checksum(merged) != before.checksum
+        assert check_gap(sampler, learner, asked(3)[2], config).largest < 1e-4
+
+
+@needs_vllm
+def test_a_stage_whose_engine_is_killed_mid_batch_runs_again_with_a_fresh_one(tied, tmp_path, monkeypatch, caplog):
+    sampler, folder = tied
+    learner = PlainLearner(load(folder))
+    monkeypatch.setattr(Engines, "policy_of", lambda self, name: learner)
+    monkeypatch.setattr(Engines, "_probe_prompt", asked(1)[0])
+    engines = Engines(recipe(), RunPaths(tmp_path, "run"), None)
+    engines._sampler = sampler
+    kills = []
+
+    def body(context):
+        holding = engines.sampler("warm-start")
+        if not kills:
+            kills.append(killer(holding))
+            holding.sample(asked(8), SamplingParams(60, temperature=1.3), SEEDS, kills[0])
+        return StageResult(context.key, metrics={"ids": draws(holding)})
+
+    stage = Workflow(engines.recipe, engines.paths, Display(1, quiet=True)).stage("evaluate/warm-start", body)
+    assert "vLLM engine 0 ended by SIGKILL" in caplog.text
+    assert sampler.version.name == "warm-start"
+    sampler.load_policy(folder, "once more")
+    assert stage.metrics["ids"] == draws(sampler)
 
 
 @needs_vllm
