@@ -22,7 +22,13 @@ from pipeline.rundir import RunPaths, StageContext, checkpoint_maker, step_key
 from pipeline.types import Rollout
 from rewards.scoring import Scorer
 from stages import update
-from stages.checkpoint import is_intact, prune_step_checkpoints, save_checkpoint, step_checkpoint
+from stages.checkpoint import (
+    is_intact,
+    named_when_full,
+    prune_step_checkpoints,
+    save_checkpoint,
+    step_checkpoint,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -180,7 +186,8 @@ class Engines:
                 folder = self._own_scratch() / "policy"
                 shutil.rmtree(folder, ignore_errors=True)
                 folder.mkdir()
-                learner.save(folder, optimizer=False)
+                with named_when_full(folder):
+                    learner.save(folder, optimizer=False)
                 self._sampler.load_policy(folder, version)
                 shutil.rmtree(folder)
             check_gap(self._sampler, learner, self._probe_prompt, self.recipe)

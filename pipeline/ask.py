@@ -71,7 +71,9 @@ def answer(
         return
     text = query if query is not None else named_sql(str(named), Lineage(root, run).components())
     with asked(text, run, root=root, gib=gib, seconds=seconds) as rows:
-        write_result_rows(rows, format_, out, root)
+        count = write_result_rows(rows, format_, out, root)
+    if out is not None:
+        print(f"{out}: {count:,} row{'' if count == 1 else 's'}")
 
 
 def print_schema(components: list[str]) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from pipeline.rundir import RunPaths
+from pipeline.rundir import RUN_ID, RunPaths
 from pipeline.schema import SCORED, SCORED_SOURCES
 from pipeline.tablefiles import TableFile, components_of, covering_merged, live_files, merged_pieces
 
@@ -36,8 +36,11 @@ class Lineage:
     def __init__(self, root: Path, run: str | None) -> None:
         self.root = root
         self.run = RunPaths(root, run) if run is not None else None
-        names = [run] if run is not None else _run_names(root)
-        self.runs = [RunPaths(root, name) for name in names]
+        self.runs = [self.run] if self.run is not None else _all_runs(root)
+        self.left_out = [damage for run in self.runs if self.run is None and (damage := _damage(run))]
+        """Why runs cannot be shown among all: their headers cannot be read."""
+        if self.left_out:
+            self.runs = [run for run in self.runs if _damage(run) is None]
         self._entries: dict[str, list[Entry]] = {}
         if self.run is not None:
             while (parent := self.runs[-1].parent) is not None:
@@ -171,9 +174,9 @@ def _depth(run: RunPaths) -> int:
 
 
 def _parent(run: RunPaths) -> RunPaths | None:
-    """The parent, where its folder is still there."""
+    """The parent, where its folder is still there and its header can be read."""
     parent = run.parent
-    return parent if parent is not None and parent.recipe_file.is_file() else None
+    return parent if parent is not None and parent.recipe_file.is_file() and _damage(parent) is None else None
 
 
 def _records(run: RunPaths, table: str, key: str) -> bool:
@@ -183,8 +186,18 @@ def _records(run: RunPaths, table: str, key: str) -> bool:
     return run.table_part(table, key).is_file()
 
 
-def _run_names(root: Path) -> list[str]:
+def _all_runs(root: Path) -> list[RunPaths]:
     if not root.is_dir():
         raise FileNotFoundError(f"{root}: there is no folder of runs; start one with `grpoflow run`, or name --root")
     with os.scandir(root) as entries:
-        return sorted(e.name for e in entries if e.name[0] != "." and os.path.isfile(f"{root}/{e.name}/recipe.json"))
+        names = [e.name for e in entries if RUN_ID.fullmatch(e.name) and os.path.isfile(f"{e.path}/recipe.json")]
+    return [RunPaths(root, name) for name in sorted(names)]
+
+
+def _damage(run: RunPaths) -> ValueError | None:
+    """Why the run's header cannot be read, or None."""
+    try:
+        run.header  # noqa: B018 - read here once, kept by the run
+    except ValueError as error:
+        return error
+    return None

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.rows import logical
+from pipeline.rundir import sync_folder, whole_or_nothing
 from pipeline.schema import COMPONENT_PREFIX, STAGE_COLUMN, arrow_schema, dictionary_columns, file_version
 from pipeline.tablefiles import Piece
 
@@ -36,7 +37,7 @@ def write_stream(
     partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
     present = set(schema.names)
     dictionaries: Any = [name for name in dictionary_columns(table) if name.split(".")[0] in present]
-    try:
+    with whole_or_nothing(partial, target):
         with partial.open("wb") as file:
             with pq.ParquetWriter(file, schema, compression="zstd", use_dictionary=dictionaries) as writer:
                 for group in _row_groups(tables):
@@ -45,19 +46,7 @@ def write_stream(
             file.flush()
             os.fsync(file.fileno())
         os.replace(partial, target)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
     sync_folder(target.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make a rename in this folder survive a power cut."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def read_piece(table: str, piece: Piece, columns: Sequence[str] | None = None) -> pa.Table:

@@ -21,16 +21,15 @@ SHOWN, WIDTH = 100, 60
 """Rows of a table for people, and characters of a cell."""
 
 
-def write_result_rows(rows: pa.RecordBatchReader, format_: str, out: Path | None, root: Path) -> None:
-    """Write the rows to standard output or to a file.
+def write_result_rows(rows: pa.RecordBatchReader, format_: str, out: Path | None, root: Path) -> int:
+    """Write the rows to standard output or to a file; returns their number.
 
     ``--out`` with the default format takes the format from the file's name. Raises ValueError for a format that is
     unknown or contradicts the name, and for a file inside the folder of runs.
     """
     chosen = chosen_format(format_, out)
     if out is None:
-        _write_text(rows, chosen, sys.stdout)
-        return
+        return _write_text(rows, chosen, sys.stdout)
     if out.resolve().is_relative_to(root.resolve()):
         raise ValueError(f"--out {out}: is inside the folder of runs {root}, which is only read; name a file elsewhere")
     if not out.parent.is_dir():
@@ -38,13 +37,12 @@ def write_result_rows(rows: pa.RecordBatchReader, format_: str, out: Path | None
     partial = out.with_name(f".{out.name}.{os.getpid()}.partial")
     try:
         if chosen == "parquet":
-            with pq.ParquetWriter(partial, rows.schema, compression="zstd") as writer:
-                for batch in rows:
-                    writer.write_batch(batch)
+            count = _write_parquet(rows, partial)
         else:
             with partial.open("w", encoding="utf-8", newline="") as file:
-                _write_text(rows, chosen, file)
+                count = _write_text(rows, chosen, file)
         os.replace(partial, out)
+        return count
     finally:
         partial.unlink(missing_ok=True)
 
@@ -63,19 +61,33 @@ def chosen_format(format_: str, out: Path | None) -> str:
     return named if named in FORMATS and format_ == "table" else format_
 
 
-def _write_text(rows: pa.RecordBatchReader, format_: str, file: IO[str]) -> None:
+def _write_parquet(rows: pa.RecordBatchReader, file: Path) -> int:
+    count = 0
+    with pq.ParquetWriter(file, rows.schema, compression="zstd") as writer:
+        for batch in rows:
+            writer.write_batch(batch)
+            count += batch.num_rows
+    return count
+
+
+def _write_text(rows: pa.RecordBatchReader, format_: str, file: IO[str]) -> int:
     if format_ == "table":
-        _write_table(rows, file)
-    elif format_ == "csv":
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(rows.schema.names)
-        for row in _rows(rows):
-            writer.writerow([_csv_cell(value) for value in row])
-    else:
-        _write_json(rows, file, lines=format_ == "jsonl")
+        return _write_table(rows, file)
+    if format_ == "csv":
+        return _write_csv(rows, file)
+    return _write_json(rows, file, lines=format_ == "jsonl")
 
 
-def _write_json(rows: pa.RecordBatchReader, file: IO[str], *, lines: bool) -> None:
+def _write_csv(rows: pa.RecordBatchReader, file: IO[str]) -> int:
+    writer, count = csv.writer(file, lineterminator="\n"), 0
+    writer.writerow(rows.schema.names)
+    for row in _rows(rows):
+        writer.writerow([_csv_cell(value) for value in row])
+        count += 1
+    return count
+
+
+def _write_json(rows: pa.RecordBatchReader, file: IO[str], *, lines: bool) -> int:
     """One object a line; as an array unless ``lines``."""
     names = rows.schema.names
     before, between, after = ("", "\n", "\n") if lines else ("[\n", ",\n", "\n]\n")
@@ -85,9 +97,10 @@ def _write_json(rows: pa.RecordBatchReader, file: IO[str], *, lines: bool) -> No
         file.write(json.dumps(dict(zip(names, row, strict=True)), ensure_ascii=False, allow_nan=False))
         count += 1
     file.write(after if count else "" if lines else "[]\n")
+    return count
 
 
-def _write_table(rows: pa.RecordBatchReader, file: IO[str]) -> None:
+def _write_table(rows: pa.RecordBatchReader, file: IO[str]) -> int:
     shown, total = [[str(name) for name in rows.schema.names]], 0
     for row in _rows(rows):
         total += 1
@@ -100,6 +113,7 @@ def _write_table(rows: pa.RecordBatchReader, file: IO[str]) -> None:
             print("  ".join("-" * width for width in widths), file=file)
     more = f", the first {SHOWN} shown: --format csv or --out FILE gives all" if total > SHOWN else ""
     print(f"({total} row{'' if total == 1 else 's'}{more})", file=file)
+    return total
 
 
 def _rows(rows: pa.RecordBatchReader) -> Iterator[list[Any]]:

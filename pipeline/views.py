@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,8 @@ from pipeline.sqltext import quote as _quote
 
 if TYPE_CHECKING:
     import duckdb
+
+logger = logging.getLogger(__name__)
 
 SHOWN_TYPES = {"components": "STRUCT", "extra": "JSON"}
 GROUPS = """
@@ -52,7 +55,8 @@ def connect(run: str | None = None, *, root: Path | str = "runs") -> duckdb.Duck
 
     It shows what was recorded when it was opened, and never changes a file: it can read the folder of runs and nothing
     else, and statements that write are refused by ``pipeline.ask`` (this connection itself leaves them to you).
-    Raises FileNotFoundError for a run or folder that is not there.
+    Among all runs, one whose header is damaged is left out with a warning. Raises FileNotFoundError for a run or folder
+    that is not there.
     """
     import duckdb
 
@@ -63,7 +67,10 @@ def connect(run: str | None = None, *, root: Path | str = "runs") -> duckdb.Duck
     connection.execute(f"SET allowed_directories = [{_quote(str(folder.resolve()) + '/')}]")
     for setting in ("autoinstall_known_extensions", "autoload_known_extensions", "enable_external_access"):
         connection.execute(f"SET {setting} = false")
-    create_views(connection, Lineage(folder.resolve(), run))
+    lineage = Lineage(folder.resolve(), run)
+    for damage in lineage.left_out:
+        logger.warning("left out: %s", damage)
+    create_views(connection, lineage)
     return connection
 
 

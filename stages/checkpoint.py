@@ -6,13 +6,14 @@ import hashlib
 import json
 import logging
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from pipeline.protocols import Learner
-from pipeline.rundir import RunPaths, StageContext, write_atomic
+from pipeline.rundir import NO_SPACE, RunPaths, StageContext, sync_folder, write_atomic
 
 logger = logging.getLogger(__name__)
 
@@ -29,11 +30,30 @@ def new_checkpoint(paths: RunPaths, name: str) -> Iterator[Path]:
     partial = final.with_name(f".{name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    yield partial
-    seal(partial)
-    if final.exists():
-        shutil.rmtree(final)
-    os.replace(partial, final)
+    try:
+        with named_when_full(final):
+            yield partial
+            seal(partial)
+            if final.exists():
+                shutil.rmtree(final)
+            os.replace(partial, final)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)  # a disk that is full gets its space back
+        raise
+    sync_folder(final.parent)
+
+
+@contextmanager
+def named_when_full(folder: Path) -> Iterator[None]:
+    """Raise OSError naming the folder where the disk takes no more: safetensors and tokenizers only say so in a text."""
+    try:
+        yield
+    except Exception as error:
+        match = re.search(r"\bos error (\d+)|\bcode: (\d+)", str(error))
+        number = error.errno if isinstance(error, OSError) else int(match[1] or match[2]) if match else None
+        if number in NO_SPACE:
+            raise OSError(number, os.strerror(number), str(folder)) from error
+        raise
 
 
 def save_checkpoint(context: StageContext, learner: Learner, name: str, *, optimizer: bool) -> Path:

@@ -1,8 +1,10 @@
 """Checkpoints appear whole or not at all, and a damaged one is never taken for good."""
 
+import errno
+
 import pytest
 
-from pipeline.rundir import RunPaths
+from pipeline.rundir import RunPaths, write_atomic
 from stages.checkpoint import MANIFEST, is_intact, new_checkpoint, prune_step_checkpoints
 
 
@@ -23,6 +25,33 @@ def test_an_interrupted_one_leaves_no_checkpoint(tmp_path):
     with pytest.raises(ZeroDivisionError), new_checkpoint(paths, "warm-start") as partial:
         (partial / "model.safetensors").write_text(str(1 / 0))
     assert not paths.checkpoint("warm-start").exists()
+
+
+def test_one_that_fails_for_want_of_space_says_so_and_takes_none(tmp_path):
+    paths = RunPaths(tmp_path, "run")
+
+    def save():
+        with new_checkpoint(paths, "warm-start") as partial:
+            (partial / "config.json").write_text("{}")
+            # As safetensors says it.
+            raise RuntimeError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    with pytest.raises(OSError, match=r"No space left on device: '.*/checkpoints/warm-start'"):
+        save()
+    assert not list(paths.checkpoint("").iterdir())
+
+
+def test_a_file_that_cannot_be_written_whole_stays_as_it_was(tmp_path, monkeypatch):
+    file = tmp_path / "result.json"
+    write_atomic(file, "first")
+
+    def full(_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("pipeline.rundir.os.fsync", full)
+    with pytest.raises(OSError, match=r"No space left on device: '.*/result\.json'"):
+        write_atomic(file, "second")
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["first"]
 
 
 @pytest.mark.parametrize("damage", ["truncate", "flip", "remove", "manifest"])

@@ -1,14 +1,20 @@
 """The whole recipe in miniature: every stage, what it leaves on disk, and crashes that cost nothing."""
 
 import json
+import resource
+import sys
+import time
+from contextlib import contextmanager
+from datetime import datetime
 
 import pytest
 
+from flows.cli import main
 from pipeline import store
 from pipeline.rundir import RunPaths, read_result, stage_keys
 from stages.checkpoint import is_intact
 from tests.same_run import compare
-from tests.tiny import tiny_run
+from tests.tiny import tiny_recipe, tiny_run
 
 
 class Killed(BaseException):
@@ -118,6 +124,39 @@ def test_a_damaged_step_checkpoint_is_passed_over(whole, tmp_path, monkeypatch):
     assert_same_after_resume(whole, tmp_path)
 
 
+@pytest.mark.parametrize("limit", [70_000, 100_000])
+def test_a_disk_that_fills_ends_the_run_with_one_line_and_the_same_command_goes_on(
+    whole, tmp_path, monkeypatch, capsys, limit
+):
+    # Files end at this size: the weights of the first checkpoint do not fit, or those with an optimizer do not.
+    changes = [part for change in tiny_recipe(tmp_path) for part in ("--set", change)]
+    arguments = ["grpoflow", "run", "--no-prefect", *changes, "--run-id", "tiny", "--root", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", arguments)
+    with file_size_limit(limit), pytest.raises(SystemExit) as stop:
+        main()
+    assert stop.value.code == 2
+    line = capsys.readouterr().err.strip().splitlines()[-1]
+    name = {70_000: "base", 100_000: "warm-start-step-000012"}[limit]
+    way_out = "File too large; free space, then the same command continues"
+    assert line == f"grpoflow: {tmp_path / 'tiny' / 'checkpoints' / name}: {way_out}"
+    assert not list(tmp_path.rglob("*.partial"))
+    assert_same_after_resume(whole, tmp_path)
+
+
+def test_a_clock_that_jumps_back_changes_nothing(whole, tmp_path, monkeypatch):
+    kill_at(monkeypatch, "flows.workflow.write_result", 20, tmp_path, before=True)  # round 2, its second step
+    last_year = time.time() - 365 * 24 * 3600
+
+    class Earlier(datetime):
+        @classmethod
+        def now(cls, zone=None):
+            return cls.fromtimestamp(last_year, zone)
+
+    monkeypatch.setattr("flows.workflow.datetime", Earlier)
+    monkeypatch.setattr("time.time", lambda: last_year)
+    assert_same_after_resume(whole, tmp_path)
+
+
 def test_a_child_from_every_kind_of_stage_ends_like_its_parent(whole, root):
     # The same recipe from the same states samples the same; only the run id, and with it the row ids, are the child's.
     _, parent = whole
@@ -146,6 +185,17 @@ def test_kept_rejection_samples_are_correct_finished_and_distinct(whole):
     assert kept
     assert all(rewards[i]["correct"] and rollouts[i]["finish_reason"] == "stop" for i in kept)
     assert len({(rollouts[i]["problem_id"], rollouts[i]["text"]) for i in kept}) == len(kept)
+
+
+@contextmanager
+def file_size_limit(size):
+    """No file of this process grows past this size, as on a disk that is full."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def kill_at(monkeypatch, target, nth, folder, *, before=False):

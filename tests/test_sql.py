@@ -261,9 +261,10 @@ def test_a_table_for_people_says_when_it_is_not_all(root, capsys):
 
 
 @pytest.mark.parametrize("name", ["a.csv", "a.json", "a.jsonl", "a.parquet"])
-def test_a_file_takes_its_format_from_its_name(root, tmp_path, name):
+def test_a_file_takes_its_format_from_its_name_and_is_named_with_its_rows(root, tmp_path, capsys, name):
     file = tmp_path / name
     answer("SELECT run_id FROM runs", None, root, out=file)
+    assert capsys.readouterr().out == f"{file}: 1 row\n"
     if name == "a.parquet":
         assert pq.read_table(file).to_pylist() == [{"run_id": "a"}]
     else:

@@ -421,11 +421,26 @@ def test_one_stage_is_read_from_a_merged_file_of_many_row_groups(run, monkeypatc
         assert rows == [{"rollout_id": f"a:{key}:{i}", "step": step} for i in range(4)]
 
 
-def test_a_damaged_recipe_file_names_itself(tmp_path):
-    run = new_run(tmp_path, "a")
+def test_a_damaged_header_is_named_and_the_other_runs_can_still_be_asked(tmp_path, caplog):
+    for run_id in ("a", "b"):
+        run = new_run(tmp_path, run_id)
+        record_step(run, 1, 1, [True] * 4)
+        write_result(run, StageResult("round-01/step-0001/rollout", seconds=1.0))
     run.recipe_file.write_text("{")
-    with pytest.raises(ValueError, match=r"a/recipe.json"):
-        store.connect(root=tmp_path)
+    with pytest.raises(ValueError, match=r"b/recipe.json: is damaged"):
+        store.connect("b", root=tmp_path)
+    asked = store.connect(root=tmp_path)
+    for view in ("runs", "rollouts", "stages"):
+        assert asked.sql(f"SELECT DISTINCT run_id FROM {view}").fetchall() == [("a",)]
+    assert [line for line in caplog.text.splitlines() if "left out" in line and "b/recipe.json: is damaged" in line]
+
+
+def test_a_damaged_result_is_named(tmp_path):
+    run = new_run(tmp_path, "a")
+    write_result(run, StageResult("select", seconds=1.0))
+    run.result_file("select").write_text('{"key": "sel')
+    with pytest.raises(ValueError, match=r"stages/select/result.json: is damaged; delete it"):
+        store.sql("SELECT * FROM stages", "a", root=tmp_path)
 
 
 def test_rows_of_runs_are_told_apart(tmp_path):
