@@ -11,7 +11,8 @@ import socket
 from pathlib import Path
 from typing import Any
 
-from prefect import flow, runtime, tags
+from prefect import flow, runtime
+from prefect.client.orchestration import get_client
 from prefect.states import Completed, State
 
 from flows.console import Display
@@ -48,14 +49,12 @@ def recipe(
     from flows.execute import execute, markdown_report
     from flows.tasks import PrefectView, in_task
 
+    sign()
     resolved, paths = open_run(recipe, overrides or [], run_id, resume_from, Path(root))
-    view = PrefectView()
-    try:
+    with PrefectView() as view:
         display = Display(len(stage_keys(resolved)), also=view.line)
         execute(resolved, paths, execute_stage=in_task, observers=(view,), display=display)
         view.report(markdown_report(paths))
-    finally:
-        view.close()
     return Completed(message=f"run {paths.run_id} in {paths.directory}")
 
 
@@ -72,23 +71,21 @@ def report(root: str = "runs", late_minutes: int = 30) -> State[Any]:
     from flows.evaluate import report_all
     from flows.tasks import PrefectView, in_task
 
+    sign()
     scheduled = runtime.flow_run.scheduled_start_time
     late = (datetime.now(UTC) - scheduled).total_seconds() / 60 if scheduled else 0.0
     if late > late_minutes:
         return Completed(name="SkippedLate", message=f"{late:.0f} minutes late")
-    view = PrefectView()
-    try:
+    with PrefectView() as view:
         index, lines = report_all(Path(root), execute_stage=in_task, observers=(view,), say=view.line)
         view.report("\n\n".join([f"Index: {index}", *lines]))
-    finally:
-        view.close()
     return Completed(message=str(index))
 
 
-def run_here(
-    recipe_name: str | None, overrides: list[str], run_id: str | None, resume_from: str | None, root: str
-) -> None:
-    """The flow in this process, tagged with the process, so that ``up`` and ``down`` know whether it lives."""
-    pid = os.getpid()
-    with tags(f"process:{socket.gethostname()}:{pid}:{started_at(pid)}"):
-        recipe(recipe_name, overrides, run_id, resume_from, root)
+def sign() -> None:
+    """Tag the flow run with this process, so that ``up`` and ``down`` know whether it lives; a pid alone may be anyone's."""
+    pid, run_id = os.getpid(), runtime.flow_run.id
+    mine = f"process:{socket.gethostname()}:{pid}:{started_at(pid)}"
+    kept = [tag for tag in runtime.flow_run.tags if not tag.startswith("process:")]
+    with get_client(sync_client=True) as client:
+        client.update_flow_run(run_id, tags=[*kept, mine])

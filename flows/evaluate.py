@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from flows.console import Display
+from flows.devices import devices_held
 from flows.execute import build_report, logged, prepare_libraries
 from flows.runs import read_recipe, run_ids
 from flows.workflow import Execute, Observer, Workflow, plainly
 from pipeline.config import Recipe
+from pipeline.events import RunStopped
 from pipeline.rundir import RunPaths, locked, read_result
 
 logger = logging.getLogger(__name__)
@@ -39,6 +41,8 @@ def report_all(
                 build_report(paths)
         except BlockingIOError:
             line = f"{run_id}: at work, left alone"
+        except RunStopped as stop:  # its recipe allows no more, which is no trouble
+            line = f"{run_id}: {stop}"
         except (ValueError, FileNotFoundError) as error:
             line = f"{run_id}: {error}"
             troubled.append(run_id)
@@ -67,7 +71,11 @@ def evaluate_missing(
     prepare_libraries(recipe)
     heldout = [problem for problem in load_problems(paths) if problem.split == "heldout"]
     flow = Workflow(recipe, paths, Display(len(missing), quiet=True), execute_stage, observers)
-    with Engines(recipe, paths, flow.progress) as engines:
+    with (
+        devices_held(recipe, f"report of {paths.run_id}", wait=False),
+        flow,
+        Engines(recipe, paths, flow.progress) as engines,
+    ):
         for name in missing:
             evaluate_policy(flow, engines, heldout, name)
     return missing

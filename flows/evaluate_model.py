@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from flows.console import Display, evaluation_table
+from flows.devices import devices_held
 from flows.execute import logged, prepare_libraries
 from flows.runs import claim_run, read_recipe
 from flows.workflow import Workflow
@@ -82,7 +83,11 @@ def _evaluate(recipe: Recipe, paths: RunPaths, display: Display, benchmark: str)
 
     prepare_libraries(recipe)
     flow = Workflow(recipe, paths, display)
-    with Engines(recipe, paths, flow.progress) as engines:
+    with (
+        devices_held(recipe, f"run {paths.run_id}", display.line),
+        flow,
+        Engines(recipe, paths, flow.progress) as engines,
+    ):
         flow.stage("select", lambda c: select.run(c, base.prepare(c), base.gold_check(recipe.rewards)))
         problems = select.load_problems(paths)
         if benchmark == "embedded":  # the generator makes both splits; every other benchmark is held out as a whole

@@ -12,9 +12,10 @@ import math
 import re
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict
 from typing import Any
 
-from prefect import task
+from prefect import runtime, task
 from prefect.artifacts import (
     create_markdown_artifact,
     create_progress_artifact,
@@ -22,10 +23,12 @@ from prefect.artifacts import (
     update_progress_artifact,
 )
 from prefect.cache_policies import NO_CACHE
+from prefect.events import emit_event
 from prefect.logging import get_run_logger
 from prefect.states import Completed
 
 from flows.console import Throttle
+from pipeline.events import Event
 from pipeline.types import StageResult
 
 logger = logging.getLogger(__name__)
@@ -33,6 +36,7 @@ logger = logging.getLogger(__name__)
 STEP_KEY = re.compile(r"round-(\d+)/(?:step-(\d+)/)?(\w+)")
 SECONDS_BETWEEN_UPDATES = 5.0
 SECONDS_AT_THE_END = 10.0
+SECONDS_AFTER_A_FAILURE = 2.0
 
 
 @task(name="stage", task_run_name="{key}", cache_policy=NO_CACHE, persist_result=False, retries=0)
@@ -69,6 +73,7 @@ class PrefectView:
         self._pending: Future[Any] | None = None
         self._progress: tuple[str, Any] | None = None
         self._rows: list[dict[str, Any]] = []
+        self._events: list[dict[str, Any]] = []
         self._round: int | None = None
 
     def progress(self, key: str, done: int, total: int, note: str) -> None:
@@ -91,6 +96,13 @@ class PrefectView:
         self._round = row["round"]
         self._rows.append({name: finite(value) for name, value in row.items() if name != "steps"})
 
+    def event(self, key: str, event: Event) -> None:
+        """A log line, the table of all of them, and an event of Prefect's, on which an automation can notify people."""
+        self._log.warning("%s: %s", key, event.message)
+        self._events.append({"stage": key, **{name: finite(value) for name, value in asdict(event).items()}})
+        self._later(create_table_artifact, list(self._events), "events", "Warnings and stops of this process")
+        self._later(self._emit, key, event)
+
     def evaluated(self, name: str, metrics: dict[str, Any]) -> None:
         self._show_round()
         rows = [
@@ -104,14 +116,23 @@ class PrefectView:
         """The closing report, as a Markdown artifact."""
         self._later(create_markdown_artifact, markdown, "report", "What the run did")
 
-    def close(self) -> None:
-        """Give the last artifacts a moment; never wait for a server that is gone."""
+    def __enter__(self) -> PrefectView:
+        return self
+
+    def __exit__(self, failure: type[BaseException] | None, *_: object) -> None:
+        """Give the last artifacts a moment; never wait for a server that is gone, nor long when the run was cancelled."""
         last = self._later(lambda: None)
         try:
-            last.result(timeout=SECONDS_AT_THE_END)
+            last.result(timeout=SECONDS_AT_THE_END if failure is None else SECONDS_AFTER_A_FAILURE)
         except TimeoutError:
             logger.warning("the Prefect server did not take the last artifacts in time")
         self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def _emit(self, key: str, event: Event) -> None:
+        flow_run = {"prefect.resource.id": f"prefect.flow-run.{runtime.flow_run.id}"}
+        emit_event(
+            f"grpoflow.{event.severity}.{event.kind}", resource=flow_run, payload={"stage": key, **asdict(event)}
+        )
 
     def _show_round(self) -> None:
         if self._rows and self._round is not None:

@@ -76,7 +76,7 @@ def test_a_killed_run_is_continued_by_the_same_command_and_prefect_shows_both(pl
     assert "grpoflow sql" in output
     states = sorted(run["state"]["type"] for run in flow_runs(service))
     assert states == ["COMPLETED", "RUNNING"]  # the killed one is a zombie until `up` reconciles it
-    assert service._in_prefect("prepare") == 1
+    assert service._in_prefect("reconcile") == 1
     assert sorted(run["state"]["type"] for run in flow_runs(service)) == ["COMPLETED", "CRASHED"]
     keys = {artifact["key"] for artifact in ask(service, "artifacts")}
     assert {"evaluation-final", "round-01", "round-02", "report"} <= keys

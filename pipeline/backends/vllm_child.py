@@ -20,8 +20,8 @@ from pipeline.protocols import EngineDied
 
 LAST_LINES = 15
 """Of the child's log, in the error that tells of its death."""
-GRACE = 10.0
-"""Seconds between the request to close and the kill."""
+GRACE = 3.0
+"""Seconds between the request to close and the kill; an engine has nothing to save, and a cancelled run must end soon."""
 
 
 class ChildEngine:

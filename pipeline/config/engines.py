@@ -139,3 +139,6 @@ class RuntimeConfig(Section):
     """"auto" takes a GPU where there is one."""
     threads: int = Field(default=2, ge=1)
     """torch's threads in the main process. The results of a run are the same bit for bit only at equal threads."""
+    exclusive: Literal["auto", "on", "off"] = "auto"
+    """One run at a time on each GPU that it sees, others on this machine wait for their turn: "auto" and "on". Without a
+    GPU "on" counts the processor as one device. "off" shares."""
