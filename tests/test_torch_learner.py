@@ -11,6 +11,7 @@ import torch
 
 from pipeline.backends.torch_learner import TorchLearner
 from pipeline.models import weights_checksum
+from stages.update import scheduled_lr
 from tests.learner_cases import plain_logprobs, rollouts, tiny_learner_recipe, tiny_policy
 
 
@@ -193,6 +194,38 @@ def test_bfloat16_keeps_float32_masters(folder: Path, tmp_path: Path) -> None:
     for left, right in zip(learner._masters.weights.values(), resumed._masters.weights.values(), strict=True):
         assert torch.equal(left, right)
     assert weights_checksum(learner.live_policy()) == weights_checksum(resumed.live_policy())
+
+
+def test_a_bfloat16_step_is_near_the_float32_step(folder: Path) -> None:
+    """Logits of 8 bits move logprobs by hundredths of a nat, and ratios with them: loss and gradient norm stay within
+    3 % (seen: 1.4 %), the gradient within 3 degrees of its direction (cos > 0.999; seen: 0.9998)."""
+    losses, norms, gradients = [], [], []
+    for dtype in ("float32", "bfloat16"):
+        recipe = tiny_learner_recipe(f"model.dtype={dtype}")
+        learner = TorchLearner(recipe, folder)
+        metrics = learner.step(rollouts(), recipe.grpo.objective, 1e-3)
+        # After the first step AdamW's first moment is the gradient, scaled.
+        moments = [learner._masters.optimizer.state[w]["exp_avg"] for w in learner._masters.weights.values()]
+        assert {moment.dtype for moment in moments} == {torch.float32}
+        losses.append(metrics["loss"])
+        norms.append(metrics["grad_norm"])
+        gradients.append(torch.cat([moment.flatten() for moment in moments]))
+    assert losses[1] == pytest.approx(losses[0], rel=3e-2) and losses[1] != losses[0]
+    assert norms[1] == pytest.approx(norms[0], rel=3e-2)
+    assert torch.cosine_similarity(gradients[0], gradients[1], dim=0) > 0.999
+
+
+@pytest.mark.parametrize(
+    ("done", "schedule", "expected"),
+    [
+        (0, "constant", 0.25), (3, "constant", 1.0), (4, "constant", 1.0), (99, "constant", 1.0),
+        (1, "cosine", 0.5), (4, "cosine", 1.0),
+        (8, "cosine", 0.55), (12, "cosine", 0.1), (20, "cosine", 0.1),  # half way and at the end of the 8 steps after it
+    ],
+)  # fmt: skip
+def test_warmup_then_constant_or_cosine_to_a_tenth(done: int, schedule: str, expected: float) -> None:
+    """Peak 1, four steps of warmup of twelve."""
+    assert scheduled_lr(1.0, done, 12, 4, schedule) == pytest.approx(expected)
 
 
 def test_lora_trains_additions_and_hands_out_merged_weights(folder: Path, tmp_path: Path) -> None:

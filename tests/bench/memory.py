@@ -1,7 +1,8 @@
 """Peak memory of one update with a vocabulary of 152k: ours and TRL's, each in a process of its own.
 
 Qwen2.5-0.5B's width, two layers, 8 sequences of 512 tokens (a prompt of 64), float32, AdamW, KL on. ``--quick`` takes
-128 tokens. What counts is everything the process holds at its peak, weights, moments and libraries included.
+128 tokens. What counts is everything the process holds at its peak, weights, moments and libraries included; with
+``--device cuda`` everything that torch has allocated on the GPU.
 """
 
 from __future__ import annotations
@@ -21,11 +22,12 @@ import torch
 PROMPT = 64
 
 
-def memory_ratio(quick: bool, threads: int) -> float:
+def memory_ratio(quick: bool, threads: int, device: str = "cpu") -> float:
     """Ours over TRL's; prints both."""
     peaks = {}
     for side in ("ours", "trl"):
-        command = [sys.executable, "-m", "tests.bench.memory", side, f"--threads={threads}", *["--quick"] * quick]
+        command = [sys.executable, "-m", "tests.bench.memory", side, f"--threads={threads}", f"--device={device}"]
+        command += ["--quick"] * quick
         done = subprocess.run(command, check=True, capture_output=True, text=True)
         peaks[side] = json.loads(done.stdout.splitlines()[-1])
     for side, peak in peaks.items():
@@ -40,12 +42,14 @@ def main() -> None:
     parser.add_argument("side", choices=["ours", "trl"])
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     with tempfile.TemporaryDirectory() as name:
         folder = wide_policy(Path(name))
-        before = (ours if arguments.side == "ours" else trl)(folder, 128 if arguments.quick else 512, Path(name))
-    print(json.dumps({"before": before, "peak": peak_gib()}))
+        update = ours if arguments.side == "ours" else trl
+        before = update(folder, 128 if arguments.quick else 512, arguments.device, Path(name))
+    print(json.dumps({"before": before, "peak": peak_gib(arguments.device)}))
 
 
 def wide_policy(folder: Path) -> Path:
@@ -62,14 +66,14 @@ def wide_policy(folder: Path) -> Path:
     return folder
 
 
-def ours(folder: Path, length: int, scratch: Path) -> float:
+def ours(folder: Path, length: int, device: str, scratch: Path) -> float:
     from pipeline.backends.torch_learner import TorchLearner
     from pipeline.config import load_recipe
     from pipeline.types import TrainSequence
 
-    recipe = load_recipe("embedded", ["runtime.device=cpu", "learner.micro_batch_tokens=8192"])
+    recipe = load_recipe("embedded", [f"runtime.device={device}", "learner.micro_batch_tokens=8192"])
     learner, draw = TorchLearner(recipe, folder), np.random.default_rng(0)
-    before, size = peak_gib(), length - PROMPT
+    before, size = peak_gib(device), length - PROMPT
     prompt = tuple(draw.integers(5, 150_000, PROMPT).tolist())
     sequences = [
         TrainSequence(
@@ -82,17 +86,17 @@ def ours(folder: Path, length: int, scratch: Path) -> float:
     return before
 
 
-def trl(folder: Path, length: int, scratch: Path) -> float:
+def trl(folder: Path, length: int, device: str, scratch: Path) -> float:
     """TRL's own loss on such a batch, its backward pass, and its optimizer's step (the reference logprobs are given)."""
     from pipeline.config import load_recipe
     from tests.bench.trl_side import make_trainer
 
-    recipe = load_recipe("embedded", ["runtime.device=cpu", "grpo.objective.kl_coefficient=0.0"])
+    recipe = load_recipe("embedded", [f"runtime.device={device}", "grpo.objective.kl_coefficient=0.0"])
     trainer: Any = make_trainer(folder, ["1 + 1"], recipe, 1, 8, scratch)
     trainer.beta = 0.04  # set after the start, so that no reference model is in memory on this side either
     trainer.current_gradient_accumulation_steps = 1
     trainer.create_optimizer()
-    before, size = peak_gib(), length - PROMPT
+    before, size = peak_gib(device), length - PROMPT
     draw = torch.Generator().manual_seed(0)
     batch = {
         "prompt_ids": torch.randint(5, 150_000, (1, PROMPT), generator=draw).expand(8, -1),
@@ -103,6 +107,7 @@ def trl(folder: Path, length: int, scratch: Path) -> float:
         "ref_per_token_logps": torch.full((8, size), -12.0),
         "num_items_in_batch": torch.tensor(8 * size),
     }
+    batch = {name: tensor.to(device) for name, tensor in batch.items()}
     trainer.model.train()
     trainer.compute_loss(trainer.model, batch).backward()
     torch.nn.utils.clip_grad_norm_(trainer.model.parameters(), 1.0)
@@ -110,8 +115,10 @@ def trl(folder: Path, length: int, scratch: Path) -> float:
     return before
 
 
-def peak_gib() -> float:
+def peak_gib(device: str) -> float:
     """The most memory this process has held so far, GiB."""
+    if device == "cuda":
+        return torch.cuda.max_memory_allocated() / 2**30
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 

@@ -4,7 +4,8 @@
 
 Same weights, prompts, group size, limits, KL on, dtype and threads; each draws its own completions, whose lengths are
 ragged and the same on average, and ratios are of tokens a second. "update" is all but the sampling: reference
-logprobs, forward, backward, optimizer. Turns alternate between the two where ``--quick`` is not given.
+logprobs, forward, backward, optimizer. Turns alternate between the two where ``--quick`` is not given. Each of our
+parts is also given over its floor: the time of its matrix products alone at the machine's own measured rate.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ from pipeline.types import TrainSequence
 from tests.bench.memory import memory_ratio
 from tests.bench.trl_side import Timing, require_trl, trl_steps
 
+Parts = dict[str, tuple[float, float]]
+"""Seconds and floor in seconds of sampling, reference logprobs, and update."""
 PEAK_SIZE = 1024
 """Side of the square matrices whose product measures what the machine can do."""
 
@@ -48,14 +51,18 @@ def main() -> None:
             f"{a} + {b} + {a * b % 97} ="
             for a, b in zip(range(100, 100 + arguments.prompts), range(300, 999), strict=False)
         ]
-        ours, theirs, utilisation = run_turns(folder, texts, recipe, arguments, scratch)
+        ours, theirs, parts = run_turns(folder, texts, recipe, arguments, scratch)
     report("TRL", theirs)
     report("grpoflow", ours)
+    report_floors(parts)
+    learning = [part for name, part in parts.items() if name != "sampling"]
     result: dict[str, float | None] = {
         "step_vs_trl": rate(ours, "whole") / rate(theirs, "whole"),
         "update_vs_trl": rate(ours, "update") / rate(theirs, "update"),
-        "memory_vs_trl": None if arguments.no_memory else memory_ratio(arguments.quick, arguments.threads),
-        "mfu": utilisation,
+        "memory_vs_trl": None
+        if arguments.no_memory
+        else memory_ratio(arguments.quick, arguments.threads, arguments.device),
+        "mfu": sum(floor for _, floor in learning) / sum(seconds for seconds, _ in learning),
     }
     print(json.dumps({key: None if value is None else round(value, 3) for key, value in result.items()}))
 
@@ -113,43 +120,48 @@ def policy_folder(name: str, recipe: Recipe, scratch: Path) -> Path:
 
 def run_turns(
     folder: Path, texts: list[str], recipe: Recipe, arguments: argparse.Namespace, scratch: Path
-) -> tuple[list[Timing], list[Timing], float]:
+) -> tuple[list[Timing], list[Timing], Parts]:
     ours: list[Timing] = []
     theirs: list[Timing] = []
-    shares = []
+    parts: list[Parts] = []
     for _ in range(arguments.turns):
         theirs += trl_steps(folder, texts, recipe, arguments.steps, arguments.micro_batch, scratch, arguments.now)
-        timings, share = our_steps(folder, texts, recipe, arguments.steps, arguments.now)
+        timings, some = our_steps(folder, texts, recipe, arguments.steps, arguments.now)
         ours += timings
-        shares.append(share)
-    return ours, theirs, statistics.median(shares)
+        parts += some
+    medians = {name: tuple(statistics.median(part[name][i] for part in parts) for i in (0, 1)) for name in parts[0]}
+    return ours, theirs, medians  # type: ignore[return-value]
 
 
 def our_steps(
     folder: Path, texts: list[str], recipe: Recipe, steps: int, now: Callable[[], float]
-) -> tuple[list[Timing], float]:
-    """Timings of our steps after a first one, and the update's share of the machine's measured matmul rate."""
+) -> tuple[list[Timing], list[Parts]]:
+    """Timings of our steps after a first one, as a whole and by part."""
     tokenizer = load_tokenizer(folder, recipe.model)
     prompts = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
     learner, sampler = TorchLearner(recipe, folder), TransformersSampler(recipe, folder)
     learner.load_reference(folder)
     module: Any = learner.live_policy()
-    timings, operations = [], 0.0
+    rate = matmul_rate(module, now)
+    timings, parts = [], []
     for step in range(steps + 1):
         started = now()
         sampler.load_policy(module, f"step-{step}")
         seeds = [[1000 * step + 8 * p + g for g in range(8)] for p in range(len(prompts))]
         drawn = sampler.sample(prompts, SamplingParams(recipe.sampler.max_tokens), seeds)
-        sampling = now() - started
+        sampled = now()
         sequences = to_sequences(prompts, drawn)
         references = learner.reference_logprobs(sequences)
         for sequence, reference in zip(sequences, references, strict=True):
             object.__setattr__(sequence, "ref_logprobs", reference)
+        referred = now()
         metrics = learner.step(sequences, recipe.grpo.objective, 1e-6)
-        timings.append(Timing(now() - started, sampling, metrics["tokens"]))
-        operations = flops(module, metrics["input_tokens"], metrics["tokens"])
-    last = timings[-1]
-    return timings[1:], operations / last.update / matmul_rate(module, now)
+        ended = now()
+        timings.append(Timing(ended - started, sampled - started, metrics["tokens"]))
+        seconds = {"sampling": sampled - started, "reference": referred - sampled, "update": ended - referred}
+        work = operations(module, metrics["input_tokens"], metrics["tokens"])
+        parts.append({name: (seconds[name], work[name] / rate) for name in seconds})
+    return timings[1:], parts[1:]
 
 
 def to_sequences(prompts: list[list[int]], drawn: list[list[Any]]) -> list[TrainSequence]:
@@ -169,15 +181,13 @@ def to_sequences(prompts: list[list[int]], drawn: list[list[Any]]) -> list[Train
     return out
 
 
-def flops(module: Any, inputs: float, outputs: float) -> float:
-    """Operations of reference (1 forward) and update (forward, and a backward of twice that) without attention's own.
-
-    2 a weight and token: layers on every input, the head at completion positions, where the backward runs it again.
-    """
-    embedding = module.get_input_embeddings().weight
-    head = module.get_output_embeddings().weight.numel()
-    layers = sum(p.numel() for p in module.parameters() if p.dim() > 1 and p is not embedding)
-    return 2 * inputs * layers * 4 + 2 * outputs * head * 5
+def operations(module: Any, inputs: float, outputs: float) -> dict[str, float]:
+    """Operations by part, without attention's own: 2 a weight and token, layers on every input (prompts once a group),
+    the head at completion positions. A backward is twice its forward, and the head's runs the forward again."""
+    tables = (module.get_input_embeddings().weight, module.get_output_embeddings().weight)
+    inside = sum(p.numel() for p in module.parameters() if p.dim() > 1 and all(p is not table for table in tables))
+    layers, head = 2 * inputs * inside, 2 * outputs * tables[1].numel()
+    return {"sampling": layers + head, "reference": layers + head, "update": 3 * layers + 4 * head}
 
 
 def matmul_rate(module: Any, now: Callable[[], float]) -> float:
@@ -207,6 +217,11 @@ def report(name: str, timings: list[Timing]) -> None:
         f"{name:<10} step {parts['whole']:7.2f} s  sampling {parts['sampling']:7.2f} s  update {parts['update']:7.2f} s  "
         f"{tokens:7.0f} tokens  {rate(timings, 'whole'):7.0f} tokens/s  ({len(timings)} steps)"
     )
+
+
+def report_floors(parts: Parts) -> None:
+    for name, (seconds, floor) in parts.items():
+        print(f"grpoflow   {name:<10} {seconds:7.2f} s  floor {floor:7.2f} s  {seconds / floor:5.1f} x its floor")
 
 
 if __name__ == "__main__":
