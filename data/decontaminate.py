@@ -19,6 +19,11 @@ SHORTEST = 3
 """Words of the shortest benchmark text that is looked for."""
 MARGIN = 12
 """Words around the matching n-grams that are read as part of the passage: a changed name or number at its edge."""
+COMMON = 100
+"""An n-gram of more references than this is a phrase of the benchmark, or of the template that made it: containment does
+not count it, and "paper" looks for the best reference among the first of them only. So work is linear in such sets, too."""
+TRIED = 20
+"""References whose words are compared with a text, the best shares first."""
 EVIDENCE = 400
 """Characters of the matching passage that are recorded."""
 
@@ -48,12 +53,17 @@ _DRAWING = re.compile(r"\[asy\].*?\[/asy\]", re.DOTALL)
 class _Lookup:
     """64-bit hashes → the references that hold them. A table of bits answers most questions without a search."""
 
-    def __init__(self, hashes: np.ndarray, owners: np.ndarray) -> None:
-        order = np.lexsort((owners, hashes))
+    def __init__(self, hashes: np.ndarray, owners: np.ndarray, *, without_common: bool = False) -> None:
+        """``owners`` ascend."""
+        order = np.argsort(hashes, kind="stable")
         hashes, owners = hashes[order], owners[order]
         first = np.ones(len(hashes), bool)
         first[1:] = (hashes[1:] != hashes[:-1]) | (owners[1:] != owners[:-1])
         hashes, self.owners = hashes[first], owners[first]
+        if without_common:
+            _, which, counts = np.unique(hashes, return_inverse=True, return_counts=True)
+            rare = counts[which] <= COMMON
+            hashes, self.owners = hashes[rare], self.owners[rare]
         self.keys, self.starts = np.unique(hashes, return_index=True)
         self.ends = np.append(self.starts[1:], len(hashes))
         # One bit a slot and 16 to 32 slots a key: small enough for a core's cache, and 1 in 16 at most passes in vain.
@@ -71,8 +81,8 @@ class _Lookup:
         return where[known], key[known]
 
     def owner_pairs(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(position in ``keys``, owner) of every owner of every key."""
-        counts = self.ends[keys] - self.starts[keys]
+        """(position in ``keys``, owner) of every owner of every key, at most the first ``COMMON`` of each."""
+        counts = np.minimum(self.ends[keys] - self.starts[keys], COMMON)
         item = np.repeat(np.arange(len(keys)), counts)
         within = np.arange(len(item)) - np.repeat(np.cumsum(counts) - counts, counts)
         return item, self.owners[np.repeat(self.starts[keys], counts) + within]
@@ -96,7 +106,7 @@ class Decontaminator:
             raise ValueError("decontamination has no benchmark text of three words or more: name data.benchmarks sets")
         hashes, first = words.grams(self.config.words)
         owners = words.documents[first]
-        self._grams = _Lookup(hashes, owners)
+        self._grams = _Lookup(hashes, owners, without_common=self.config.rule == "containment")
         self._sizes = np.bincount(self._grams.owners, minlength=len(self.references))
         short = np.flatnonzero((self._lengths >= SHORTEST) & (self._lengths < self._exact_below))
         begins = np.searchsorted(words.documents, short)
@@ -180,9 +190,11 @@ class Decontaminator:
         shares = counts / self._sizes[owners]
         enough = (shares >= self.config.threshold) & (self._lengths[owners] >= self._exact_below)
         # Best share first; a document is settled by the first reference that holds up.
+        tried = [0] * len(hits)
         for index in np.flatnonzero(enough)[np.argsort(-shares[enough], kind="stable")].tolist():
             number, reference = int(documents[index]), int(owners[index])
-            if hits[number] is None:
+            tried[number] += 1
+            if hits[number] is None and tried[number] <= TRIED:
                 mine = where[document == number]
                 hits[number] = self._verify(words, first[mine], hashes[mine], reference, float(shares[index]))
 

@@ -1,4 +1,4 @@
-"""Near-duplicates by MinHash: signatures over word n-grams, candidate pairs by bands of equal values. Pure.
+"""Near-duplicates by MinHash: signatures over word n-grams, similar pairs by bands of equal values. Pure.
 
 The permutations are datasketch's; the bands are sorted arrays instead of its dictionaries, which take a hundred times
 the memory: a million texts need about 1 GiB here.
@@ -15,7 +15,9 @@ from data.words import Words, in_batches, split_words
 
 PERMUTATIONS = 128
 RECALL = 0.99
-"""Least chance that a pair just at the threshold becomes a candidate."""
+"""Least chance that a pair just at the threshold is looked at."""
+ERROR = 0.044
+"""Largest standard deviation of the share of equal values of two signatures, as an estimate of the Jaccard index."""
 
 
 def signatures(texts: Iterable[str], n: int) -> np.ndarray:
@@ -75,40 +77,44 @@ def jaccard(first: np.ndarray, second: np.ndarray) -> float:
     return len(np.intersect1d(first, second, assume_unique=True)) / union if union else 0.0
 
 
-def estimated_jaccard(first: np.ndarray, second: np.ndarray) -> float:
-    """Share of equal values of two signatures: unbiased, with a standard deviation of at most 0.044 for 128 values."""
-    return float(np.mean(first == second))
+def similar_pairs(signatures: np.ndarray, threshold: float, least: float) -> list[tuple[int, int]]:
+    """(earlier, later) pairs of texts whose signatures are at least ``least`` alike, sorted by the later one.
 
-
-def candidate_pairs(signatures: np.ndarray, threshold: float) -> list[tuple[int, int]]:
-    """(earlier, later) pairs of texts that may be at least ``threshold`` similar, sorted by the later one.
-
-    A pair at the threshold is found with a chance of at least 0.99. Texts that agree in a band are compared with the
-    first of them and with the two before them, so the work is linear however many agree.
+    A pair that is ``threshold`` similar is looked at with a chance of at least 0.99. Texts that agree in a band are
+    compared with the first of them and with the two before them, so the work is linear however many agree.
     """
     bands, rows = band_shape(threshold)
-    pairs: list[np.ndarray] = []
+    pairs = [np.zeros((0, 2), np.int64)]
+    # Signatures of texts without any word are all alike and say nothing.
+    worded = np.flatnonzero((signatures != np.iinfo(np.uint32).max).any(axis=1))
     for band in range(bands):
-        block = np.ascontiguousarray(signatures[:, band * rows : (band + 1) * rows])
-        keys = block.view(np.dtype((np.void, block.dtype.itemsize * rows))).ravel()
+        keys = np.zeros(len(worded), np.uint64)
+        for column in range(band * rows, (band + 1) * rows):
+            keys = keys * np.uint64(0x9E3779B97F4A7C15) + signatures[worded, column]
+            keys ^= keys >> np.uint64(32)
         order = np.argsort(keys, kind="stable")
         sorted_keys = keys[order]
         new = np.ones(len(order), bool)
         new[1:] = sorted_keys[1:] != sorted_keys[:-1]
-        group_start = np.maximum.accumulate(np.where(new, np.arange(len(order)), 0))
+        place = np.arange(len(order))
+        group_start = np.maximum.accumulate(np.where(new, place, 0))
         for back in (None, 1, 2):
-            place = np.arange(len(order))
             other = group_start if back is None else place - back
             inside = (other >= group_start) & (other < place)
-            pairs.append(np.stack([order[other[inside]], order[place[inside]]], axis=1))
-    if not pairs:
-        return []
+            found = np.stack([worded[order[other[inside]]], worded[order[place[inside]]]], axis=1)
+            pairs.append(found[_are_alike(signatures, found, least)])
     unique = np.unique(np.concatenate(pairs), axis=0)
-    # Signatures of texts without any word are all alike and say nothing.
-    blank = (signatures == np.iinfo(np.uint32).max).all(axis=1)
-    unique = unique[~blank[unique[:, 0]]]
     order = np.lexsort((unique[:, 0], unique[:, 1]))
     return [(int(a), int(b)) for a, b in unique[order]]
+
+
+def _are_alike(signatures: np.ndarray, pairs: np.ndarray, least: float) -> np.ndarray:
+    """bool [pairs]: the estimate is at least ``least``; some thousand signatures are gathered at a time."""
+    alike = [
+        (signatures[some[:, 0]] == signatures[some[:, 1]]).mean(axis=1) >= least
+        for some in np.array_split(pairs, 1 + len(pairs) // 4096)
+    ]
+    return np.concatenate(alike)
 
 
 def band_shape(threshold: float) -> tuple[int, int]:

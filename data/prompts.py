@@ -30,6 +30,7 @@ def render(problems: Sequence[Problem], tokenizer: Any, config: DataConfig) -> l
     to_prompt = _prompter(tokenizer, config)
     longest = _longest_token(tokenizer) * (config.max_prompt_tokens + 64)
     rendered = []
+    shared: dict[int, int] = {}  # one object an id in all prompts: 8 bytes a token instead of 36, of a million prompts
     for problem in problems:
         final = _final(config.answer_format)
         if len(problem.problem) > longest:
@@ -38,7 +39,8 @@ def render(problems: Sequence[Problem], tokenizer: Any, config: DataConfig) -> l
         text = template(problem=problem.problem, answer_format=config.answer_format, final=final, row=problem)
         prompt, ids = to_prompt(text)
         solution = _solution(problem, config)
-        rendered.append(replace(problem, prompt=prompt, prompt_token_ids=tuple(ids), solution=solution))
+        prompt_token_ids = tuple(shared.setdefault(id_, id_) for id_ in ids)
+        rendered.append(replace(problem, prompt=prompt, prompt_token_ids=prompt_token_ids, solution=solution))
     return rendered
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from data.alignment import is_number
 from data.decontaminate import Decontaminator, Hit, Reference
-from data.near_duplicates import candidate_pairs, jaccard, shingles, signatures
+from data.near_duplicates import ERROR, jaccard, shingles, signatures, similar_pairs
 from data.words import words_of
 from pipeline.config import SourceConfig
 from pipeline.config.data import DecontaminateConfig
@@ -120,7 +120,7 @@ def drop_near_duplicates(problems: Sequence[Problem], threshold: float | None) -
     ordered = sorted(problems, key=lambda problem: problem.split != "heldout")
     texts = [problem.problem for problem in ordered]
     gone: dict[int, tuple[int, float]] = {}
-    for earlier, later in candidate_pairs(signatures(texts, SHINGLE), threshold):
+    for earlier, later in similar_pairs(signatures(texts, SHINGLE), threshold, threshold - 3 * ERROR):
         if ordered[later].split == "heldout" or later in gone or earlier in gone:
             continue
         pair = [texts[earlier], texts[later]]

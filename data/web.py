@@ -18,7 +18,7 @@ import numpy as np
 
 from data.decontaminate import Decontaminator, Hit, Reference
 from data.fasttext import train
-from data.near_duplicates import PERMUTATIONS, candidate_pairs, estimated_jaccard, signatures_of
+from data.near_duplicates import PERMUTATIONS, signatures_of, similar_pairs
 from data.words import in_batches, split_words
 from pipeline.config.data import WebConfig
 from pipeline.seeds import derive_seed
@@ -162,11 +162,9 @@ def _set_aside(
 
 def _add_copies(reasons: dict[int, str], positions: list[int], signatures: np.ndarray, threshold: float) -> None:
     """Pages as alike as the threshold to an earlier one that stays."""
-    for earlier, later in candidate_pairs(signatures, threshold):
+    for earlier, later in similar_pairs(signatures, threshold, threshold):
         first, second = positions[earlier], positions[later]
-        if first in reasons or second in reasons:
-            continue
-        if estimated_jaccard(signatures[earlier], signatures[later]) >= threshold:
+        if first not in reasons and second not in reasons:
             reasons[second] = f"near-duplicate of page {first}"
 
 

@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from data.near_duplicates import band_shape, candidate_pairs, estimated_jaccard, jaccard, shingles, signatures
+from data.near_duplicates import ERROR, band_shape, jaccard, shingles, signatures, similar_pairs
 from data.selection import (
     cap_sources,
     drop_contaminated,
@@ -112,8 +112,8 @@ def test_the_signature_estimates_the_jaccard_index():
     texts = [" ".join(words), " ".join(changed)]
     exact = jaccard(*shingles(texts, 3))
     first, second = signatures(texts, 3)
-    # Standard deviation sqrt(j (1 - j) / 128) <= 0.044: four of them.
-    assert abs(estimated_jaccard(first, second) - exact) < 0.18
+    # Standard deviation sqrt(j (1 - j) / 128) <= sqrt(0.25 / 128) = 0.0442.
+    assert abs((first == second).mean() - exact) < 4 * ERROR
 
 
 @pytest.mark.parametrize("threshold", [0.5, 0.7, 0.8, 0.9, 1.0])
@@ -123,12 +123,19 @@ def test_bands_find_a_pair_at_the_threshold(threshold):
     assert 1 - (1 - threshold**rows) ** bands >= 0.99
 
 
-def test_candidates_include_every_pair_of_equal_signatures_in_a_row():
+def test_pairs_include_every_two_of_equal_signatures_in_a_row():
     texts = [STORY, "something else entirely different here", STORY, STORY]
-    pairs = candidate_pairs(signatures(texts, 3), 0.9)
-    assert {(0, 2), (0, 3), (2, 3)} <= set(pairs)
-    assert candidate_pairs(signatures(["", "", "!"], 3), 0.9) == []
-    assert candidate_pairs(np.empty((0, 128), np.uint32), 0.9) == []
+    pairs = similar_pairs(signatures(texts, 3), 0.9, 0.9)
+    assert pairs == [(0, 2), (0, 3), (2, 3)]
+    assert similar_pairs(signatures(["", "", "!"], 3), 0.9, 0.9) == []
+    assert similar_pairs(np.empty((0, 128), np.uint32), 0.9, 0.9) == []
+
+
+def test_pairs_that_share_a_band_but_little_else_are_left_out():
+    one, other = np.arange(128, dtype=np.uint32), np.arange(1000, 1128, dtype=np.uint32)
+    other[:64] = one[:64]
+    assert similar_pairs(np.stack([one, other]), 0.8, 0.5) == [(0, 1)]
+    assert similar_pairs(np.stack([one, other]), 0.8, 0.51) == []
 
 
 def test_hold_out_is_by_text_and_moves_nobody_else():

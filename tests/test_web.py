@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from data.decontaminate import Reference
-from data.near_duplicates import candidate_pairs, estimated_jaccard, signatures
+from data.near_duplicates import signatures, similar_pairs
 from data.web import Page, best_pages, candidate_domains, select_pages
 from pipeline.config.data import WebConfig
 
@@ -97,9 +97,7 @@ def test_planted_near_duplicates_are_found(labelled):
     position = {row["doc_id"]: i for i, row in enumerate(labelled)}
     found = signatures([row["text"] for row in labelled], 5)
     threshold = WebConfig().near_duplicates
-    pairs = {
-        pair for pair in candidate_pairs(found, threshold) if estimated_jaccard(*(found[i] for i in pair)) >= threshold
-    }
+    pairs = set(similar_pairs(found, threshold, threshold))
     planted = {
         tuple(sorted((position[row["doc_id"]], position[row["dup_of"]])))
         for row in labelled
