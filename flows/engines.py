@@ -29,6 +29,7 @@ from stages.checkpoint import (
     save_checkpoint,
     step_checkpoint,
 )
+from stages.guards import went_back_to
 
 logger = logging.getLogger(__name__)
 
@@ -97,22 +98,28 @@ class Engines:
 
     def policy_after(self, updates: int) -> Learner:
         """The learner as it was after ``updates`` updates, with its optimizer; recorded updates are replayed."""
-        at = self._at if isinstance(self._at, int) and self._at <= updates else -1
-        start = self._newest_checkpoint(updates, at)
-        if start > at:
+        start, behind = self._way_to(updates)
+        if start != self._at:
             self._load(self._checkpoint_name(start), optimizer=start > 0)
         self._at = start
         assert self._learner is not None
-        for number in range(self._at + 1, updates + 1):
+        for number in behind:
             round_, step = self.round_and_step(number)
             logger.info("replaying round %d step %d from its recorded rollouts", round_, step)
             self.hold_reference(round_)
             update.run(self._context(f"{step_key(round_, step)}/update"), self._learner, round_, step)
             self._at = number
+        self._at = updates
         return self._learner
 
-    def updated(self, context: StageContext, updates: int) -> None:
-        """Tell that an update stage has just moved the learner on to this position; saves a checkpoint when one is due."""
+    def updated(self, context: StageContext, updates: int, *, undone: bool = False) -> None:
+        """Tell that an update stage has just moved the learner on to this position; saves a checkpoint when one is due.
+
+        ``undone``: a guard takes the update back. The learner is then nowhere, and whoever asks next loads a checkpoint.
+        """
+        if undone:
+            self._at = None
+            return
         self._at = updates
         round_, step = self.round_and_step(updates)
         if step % self.recipe.checkpoint_every == 0 and step < self.steps:
@@ -141,21 +148,35 @@ class Engines:
         round_, step = self.round_and_step(updates)
         return f"round-{round_:02d}" if step == self.steps else step_checkpoint(round_, step)
 
-    def _newest_checkpoint(self, updates: int, at: int) -> int:
-        """Where to start from: the newest intact checkpoint past position ``at`` (-1: none), else ``at`` itself."""
-        for number in range(updates, at, -1):
-            try:
-                directory = self.paths.find_checkpoint(self._checkpoint_name(number))
-            except FileNotFoundError:
-                continue
-            if is_intact(directory):
-                return number
+    def _way_to(self, updates: int) -> tuple[int, list[int]]:
+        """Where to start from (here, or the newest intact checkpoint behind that position), and the updates to replay.
+
+        Updates that guards have undone are passed over: the policy after one is the one that it went back to.
+        """
+        position, behind = updates, []
+        while position != self._at:
+            back = went_back_to(self.paths, position, self.steps)
+            # A step checkpoint of an undone update would be a crashed attempt's; a round's is saved after the decision.
+            if (back is None or position % self.steps == 0) and self._has_checkpoint(position):
+                break
+            if position == 0:
+                raise FileNotFoundError(
+                    f"run {self.paths.run_id}: no intact checkpoint at or before update {updates}; resume from stage sft"
+                )
+            if back is None:
+                behind.append(position)
+            position = position - 1 if back is None else back
+        return position, behind[::-1]
+
+    def _has_checkpoint(self, updates: int) -> bool:
+        try:
+            directory = self.paths.find_checkpoint(self._checkpoint_name(updates))
+        except FileNotFoundError:
+            return False
+        if not is_intact(directory):
             logger.warning("checkpoint %s is damaged; going back to the one before it", directory.name)
-        if at >= 0:
-            return at
-        raise FileNotFoundError(
-            f"run {self.paths.run_id}: no intact checkpoint at or before update {updates}; resume from stage sft"
-        )
+            return False
+        return True
 
     def _check_intact(self, name: str) -> None:
         if not is_intact(self.paths.find_checkpoint(name)):

@@ -15,6 +15,7 @@ from pipeline.types import Problem, StageResult
 from stages import (
     base,
     evaluate,
+    guards,
     process_model,
     refill,
     refresh,
@@ -110,8 +111,8 @@ def explore_and_learn(
     def learn(context: Any) -> StageResult:
         learner = engines.policy_after(before)
         engines.hold_reference(round_)
-        result = update.run(context, learner, round_, step)
-        engines.updated(context, before + 1)
+        result = guards.watch(context, partial(update.run, context, learner, round_, step), round_, step)
+        engines.updated(context, before + 1, undone="went_back_to" in result.metrics)
         return result
 
     sampled = flow.stage(f"{key}/rollout", explore)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pipeline.config import RewardConfig
+from pipeline.events import Event
 from pipeline.protocols import Progress, no_progress
 from pipeline.types import Problem, Reward, Rollout
 from rewards.aggregation import combine, without_in_plain_groups
@@ -96,6 +97,11 @@ class Scorer:
         self.faults.clear()
         return taken
 
+    def take_events(self) -> list[Event]:
+        """The warnings since the last call, for the store."""
+        taken, self._watch.events = self._watch.events, []
+        return taken
+
     # -- scoring ------------------------------------------------------------------------------------------------
 
     def verify(
@@ -111,7 +117,7 @@ class Scorer:
         """One reward a rollout, in order. Give whole groups: ``aggregation = "gdpo"`` normalises within them.
 
         A component that raises, hangs, or returns something else than a finite number leaves its rollouts unscored
-        (None), counted in ``faults``. A warning, or RuntimeError, when more than ``max_unscored`` of the rollouts are
+        (None), counted in ``faults``. A warning, or RunStopped, when more than ``max_unscored`` of the rollouts are
         unscored or all rewards are equal for ``equal_steps`` steps in a row, as the recipe says.
         """
         progress = progress or no_progress

@@ -109,6 +109,8 @@ class _Labelling:
         ids = [[content_id(context.paths.run_id, context.key, *_digest(p), i) for i in range(count)] for p in prefixes]
         if not store.has(context.paths, "rollouts", context.key, part):
             prompts = [[*prefix.prompt_token_ids, *prefix.completion_token_ids] for prefix in prefixes]
+            if context.meter:
+                context.meter.before_sampling(context.key, len(prefixes) * count, params.max_tokens)
             drawn = self.sampler.sample(prompts, params, seeds)
             rows = [
                 self._row(prefix, completion, rollout_id, seed, first + number, i, params.max_tokens)
@@ -116,6 +118,8 @@ class _Labelling:
                 for i, (completion, rollout_id, seed) in enumerate(zip(group, ids[number], seeds[number], strict=True))
             ]
             store.append(context.paths, "rollouts", context.key, [asdict(row) for row in rows], part=part)
+            if context.meter:
+                context.meter.sampled(sum(len(row.completion_token_ids) for row in rows))
         wanted = {rollout_id for group in ids for rollout_id in group}
         rollouts = [r for r in read_rollouts(context.paths, context.key) if r.rollout_id in wanted]
         before = {i: prefix.completion_token_ids for prefix, group in zip(prefixes, ids, strict=True) for i in group}

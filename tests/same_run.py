@@ -16,6 +16,7 @@ ROW_ID = {
     "problems": ("problem_id",), "rollouts": ("rollout_id",), "rewards": ("rollout_id",), "advantages": ("rollout_id",),
     "updates": ("stage", "round", "step", "epoch", "minibatch"),
     "evaluations": ("stage", "checkpoint", "benchmark", "metric", "k", "slice"),
+    "events": ("stage", "kind", "severity", "message"),
 }  # fmt: skip
 
 
@@ -85,6 +86,7 @@ def checkpoints(paths: RunPaths) -> list[str]:
 
 
 def weights(folder: Path) -> dict[str, str]:
-    """File → sha256 of everything in a checkpoint but its manifest."""
-    files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != "manifest.json"]
+    """File → sha256 of everything in a checkpoint but its manifest and its card, which names the recipe's digest."""
+    left_out = ("manifest.json", "README.md")
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name not in left_out]
     return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
