@@ -166,6 +166,7 @@ def _open_wandb(recipe: Recipe, paths: RunPaths, folder: Path) -> Sink:
         # The metrics and the recipe, and nothing else: no code, no terminal output, no figures of the machine.
         settings=wandb.Settings(
             console="off", silent=True, disable_git=True, disable_code=True, x_disable_stats=True, x_disable_meta=True,
+            x_save_requirements=False,
         ),
     )  # fmt: skip
     return Sink("wandb", lambda values, step, _: run.log(values, step=step), run.finish, folder / "given.txt")
@@ -178,7 +179,8 @@ def _open_trackio(recipe: Recipe, paths: RunPaths, folder: Path) -> Sink:
     folder.mkdir(parents=True, exist_ok=True)
     trackio.init(
         project=os.environ.get("TRACKIO_PROJECT", "grpoflow"), name=f"{paths.run_id}-{_unique(paths)[:6]}",
-        resume="allow", config=recipe.model_dump(mode="json"), embed=False, auto_log_gpu=False,
+        resume="allow", config=recipe.model_dump(mode="json"), embed=False,
+        auto_log_gpu=False, auto_log_cpu=False,
     )  # fmt: skip
     return Sink("trackio", lambda values, step, _: trackio.log(values, step=step), trackio.finish, folder / "given.txt")
 

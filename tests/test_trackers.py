@@ -9,7 +9,7 @@ from flows.runs import open_run
 from flows.trackers import Sink, Trackers, check_installed, given_before, trackers_of
 from pipeline.config import load_recipe
 from pipeline.rundir import RunPaths, read_result
-from tests.tiny import tiny_run
+from tests.tiny import tiny_recipe, tiny_run
 
 TENSORBOARD = 'trackers=["tensorboard"]'
 
@@ -54,12 +54,11 @@ def test_a_run_that_is_started_again_logs_nothing_twice(run, root):
 
 def test_trackers_may_be_left_and_taken_up_while_a_run_goes_on(run, root):
     recipe, _ = run
-    without, _ = tiny_run(root)
-    assert without.trackers == () and without.digest == recipe.digest
-    again, _ = open_run(None, [], "tiny", None, root)  # what `run --run-id tiny` continues with
-    assert again.trackers == ()
-    tiny_run(root, TENSORBOARD)
-    assert open_run(None, [], "tiny", None, root)[0].trackers == ("tensorboard",)
+    for change in ([], [TENSORBOARD]):
+        same, _ = open_run("embedded", [*tiny_recipe(root), *change], "tiny", None, root)
+        again, _ = open_run(None, [], "tiny", None, root)  # what `run --run-id tiny` continues with
+        assert same.trackers == again.trackers == (("tensorboard",) if change else ())
+        assert same.digest == recipe.digest
 
 
 def test_a_tracker_that_is_not_installed_is_named_before_a_run_is_made(tmp_path, monkeypatch):
