@@ -90,10 +90,11 @@ def _training(run: RunFacts) -> list[str]:
             f"Training: {100 * sum(flat) / len(flat):.0f} % of the groups had equal rewards and taught nothing "
             f"(too easy or too hard problems)."
         )
-    for row in run.reward_models[-1:]:
+    newest = {row["model"]: row for row in run.reward_models}
+    for model, row in newest.items():
         if row.get("auc") is not None and row["auc"] < 0.6:
             found.append(
-                f"Reward model: its AUC on held-out rollouts ends at {row['auc']:.2f}, little better than chance."
+                f"Reward model ({model}): its AUC on held-out rollouts ends at {row['auc']:.2f}, little better than chance."
             )
     return found
 

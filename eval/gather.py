@@ -164,14 +164,14 @@ class RunFacts:
     def reward_models(self) -> list[dict[str, Any]]:
         """Measures of the reward models on held-out rollouts: when first trained, then before and after each refresh."""
         rows = []
-        for key, result in self.stages.items():
-            prefixes = ["before/", "after/"] if key.endswith("/refresh") else []
-            if key in ("reward_model", "process_model"):
-                prefixes = ["heldout/"]
-            for prefix in prefixes:
-                values = {k.removeprefix(prefix): v for k, v in result.metrics.items() if k.startswith(prefix)}
-                if values:
-                    rows.append({"stage": key, "when": prefix.rstrip("/"), **values})
+        for model, first, begin in (("outcome", "reward_model", ""), ("process", "process_model", "process/")):
+            for key, result in self.stages.items():
+                prefixes = [f"{begin}before/", f"{begin}after/"] if key.endswith("/refresh") else []
+                for prefix in ["heldout/"] if key == first else prefixes:
+                    values = {k.removeprefix(prefix): v for k, v in result.metrics.items() if k.startswith(prefix)}
+                    if values:
+                        when = prefix.removeprefix("process/").rstrip("/")
+                        rows.append({"model": model, "stage": key, "when": when, **values})
         return rows
 
     def query(self, sql: str, parameters: Iterable[Any] = ()) -> list[dict[str, Any]]:

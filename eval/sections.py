@@ -11,7 +11,7 @@ from eval.compare import compare_evaluations, sentence
 from eval.doubts import doubts
 from eval.gather import Evaluation, RunFacts, checkpoint_order, natural
 from eval.moved import most_moved
-from eval.summary import ACCURACIES, metric_title
+from eval.summary import ACCURACIES, VOTES, metric_title
 
 DESCRIPTIONS = ("mean_length", "truncated_share", "no_answer_share", "unscored_share", "answer_entropy")
 SLICED = ("level", "subject", "source", "contaminated")
@@ -177,7 +177,7 @@ def _columns(evaluations: Sequence[Evaluation]) -> tuple[Columns, Columns]:
     present = {(m, k) for e in evaluations for m, k, part in e.measures if part == "all"}
     sliced = {(m, k) for e in evaluations for m, k, part in e.measures if part != "all"}
     wanted: Columns = [("greedy", None)]
-    for metric in ("pass@k", "maj@k", "self_consistency_rm", "best_of_k_rm"):
+    for metric in VOTES:
         ks = sorted({k for m, k in (sliced or present) if m == metric and k is not None})
         wanted += [(metric, k) for k in ks if metric == "pass@k" or k > 1]
     described: Columns = [(metric, None) for metric in DESCRIPTIONS]

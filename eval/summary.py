@@ -25,11 +25,15 @@ from pipeline.config import EvaluateConfig
 from pipeline.types import UNSCORED, Problem
 
 CURVE_POINTS = 64
-ACCURACIES = frozenset({"pass@k", "maj@k", "greedy", "self_consistency_rm", "best_of_k_rm"})
+VOTES = ("pass@k", "maj@k", "self_consistency_rm", "best_of_k_rm", "self_consistency_prm", "best_of_k_prm")
+ACCURACIES = frozenset({*VOTES, "greedy"})
 """Metrics whose per-problem value is an accuracy; where each is 0 or 1 the interval is Wilson's."""
 
-TITLES = {"self_consistency_rm": "weighted@k", "best_of_k_rm": "best@k", "mean_length": "length"}
-"""Metrics that a table calls otherwise: votes weighted by the reward model, and the best by it."""
+TITLES = {
+    "self_consistency_rm": "weighted@k", "best_of_k_rm": "best@k", "self_consistency_prm": "step-weighted@k",
+    "best_of_k_prm": "step-best@k", "mean_length": "length",
+}  # fmt: skip
+"""Metrics that a table calls otherwise: votes weighted by a reward model, and the best by it; "step" is the process one's."""
 
 
 def metric_title(metric: str, k: int | None = None) -> str:
@@ -42,7 +46,8 @@ def metric_title(metric: str, k: int | None = None) -> str:
 class Sampled:
     """One scored completion of an evaluation, as far as metrics look at it.
 
-    ``answer`` is the verifier's canonical answer, ``reward_model_score`` the outcome reward model's logit.
+    ``answer`` is the verifier's canonical answer, ``reward_model_score`` the outcome reward model's logit,
+    ``process_model_score`` that of the lowest step score.
     """
 
     problem_id: str
@@ -53,6 +58,7 @@ class Sampled:
     finish_reason: str = "stop"
     n_tokens: int = 0
     reward_model_score: float | None = None
+    process_model_score: float | None = None
     greedy: bool = False
 
     @property
@@ -65,9 +71,10 @@ class Sampled:
 class Measure:
     """One metric over the problems of one slice, with its 95 % interval over problems.
 
-    ``metric``: pass@k, maj@k, greedy, self_consistency_rm, best_of_k_rm (accuracies), mean_length (tokens),
-    truncated_share, no_answer_share, unscored_share, answer_entropy (nats). ``slice``: "all", "level=3", "subject=…",
-    "source=…", "contaminated=yes". ``method`` says how the interval was made, and the standard error of drawn votes.
+    ``metric``: pass@k, maj@k, greedy, self_consistency_rm, best_of_k_rm, and the latter two of ``_prm``, the process
+    model (accuracies), mean_length (tokens), truncated_share, no_answer_share, unscored_share, answer_entropy (nats).
+    ``slice``: "all", "level=3", "subject=…", "source=…", "contaminated=yes". ``method`` says how the interval was made,
+    and the standard error of drawn votes.
     """
 
     metric: str
@@ -160,7 +167,8 @@ def problem_values(
     sampled = [row for row in rows if not row.greedy]
     scored = [row for row in sampled if row.scored]
     _votes(entry, scored, ks)
-    _reward_model_votes(entry, scored, reward_model_ks, seed)
+    _reward_model_votes(entry, [(r, r.reward_model_score) for r in scored], "rm", reward_model_ks, seed)
+    _reward_model_votes(entry, [(r, r.process_model_score) for r in scored], "prm", reward_model_ks, seed)
     greedy = [row for row in rows if row.greedy and row.scored]
     if greedy:
         _put(entry, ("greedy", None), sum(bool(row.correct) for row in greedy) / len(greedy), len(greedy))
@@ -180,16 +188,18 @@ def _votes(entry: ProblemValues, scored: Sequence[Sampled], ks: Sequence[int]) -
             _put(entry, ("maj@k", k), maj_at_k(answers, correct, k) if votes is None else float(votes[k - 1]), n)
 
 
-def _reward_model_votes(entry: ProblemValues, scored: Sequence[Sampled], ks: Sequence[int], seed: int) -> None:
-    judged = [(row, row.reward_model_score) for row in scored if row.reward_model_score is not None]
+def _reward_model_votes(
+    entry: ProblemValues, rows: Sequence[tuple[Sampled, float | None]], model: str, ks: Sequence[int], seed: int
+) -> None:
+    judged = [(row, score) for row, score in rows if score is not None]
     answers, correct = [row.answer for row, _ in judged], [row.correct for row, _ in judged]
     scores = [score for _, score in judged]
     for k in ks:
         if k <= len(judged):
             value, error = weighted_vote_at_k(answers, correct, scores, k, seed=seed)
-            _put(entry, ("self_consistency_rm", k), value, len(judged))
-            entry.errors["self_consistency_rm", k] = error
-            _put(entry, ("best_of_k_rm", k), best_of_k(correct, scores, k), len(judged))
+            _put(entry, (f"self_consistency_{model}", k), value, len(judged))
+            entry.errors[f"self_consistency_{model}", k] = error
+            _put(entry, (f"best_of_k_{model}", k), best_of_k(correct, scores, k), len(judged))
 
 
 def _descriptions(rows: Sequence[Sampled]) -> dict[str, float]:

@@ -20,6 +20,7 @@ from pipeline.config import Recipe
 from pipeline.protocols import Learner, Sampler
 from pipeline.rundir import RunPaths, StageContext, checkpoint_maker, step_key
 from pipeline.types import Rollout
+from rewards.components import LEARNT
 from rewards.scoring import Scorer
 from stages import update
 from stages.checkpoint import (
@@ -46,7 +47,8 @@ class Engines:
         self._sampler: Sampler | None = None
         self._sampler_version: str | None = None
         self._scorer: Scorer | None = None
-        self._scorer_model: str | None = None
+        self._scorer_learnt = False
+        self._reward_models: dict[str, tuple[str | None, Any]] = {}
         self._at: int | str | None = None
         self._reference: str | None = None
 
@@ -221,45 +223,47 @@ class Engines:
 
         return list(load_problems(self.paths)[0].prompt_token_ids)
 
-    def scorer(self, reward_model: str | None, *, steps: bool = False) -> Scorer:
-        """The scorer, paying by this reward model; None while there is none yet, then its component is left out.
+    def scorer(self, refreshed: int | None, *, steps: bool = False) -> Scorer:
+        """The scorer, with the reward models as refreshed at the end of this round (0: as first trained).
 
-        With ``steps`` the process reward model scores the end of every step.
+        None while there are none yet: their components are left out. With ``steps`` the process reward model scores the
+        end of every step, even where no component asks for it.
         """
-        if self._scorer is None or (reward_model is None) != (self._scorer_model is None):
+        weights, learnt = dict(self.recipe.rewards.weights), refreshed is not None
+        outcome = f"reward-model-{refreshed:02d}" if learnt and self.recipe.has_reward_model else None
+        stepwise = steps or "process_model" in weights
+        process = f"process-model-{refreshed:02d}" if learnt and stepwise and self.recipe.has_process_model else None
+        if self._scorer is None or learnt != self._scorer_learnt:
             if self._scorer is not None:
                 self._scorer.close()
-            weights = dict(self.recipe.rewards.weights)
-            if reward_model is None:
-                weights.pop("reward_model", None)
-            config = self.recipe.rewards.model_copy(update={"weights": weights})
-            score = self._load_reward_model(reward_model) if reward_model else None
-            self._scorer = Scorer(config, self.recipe.data.answer_format, score).__enter__()
-        elif reward_model is not None and reward_model != self._scorer_model:
-            self._scorer.set_reward_model(self._load_reward_model(reward_model))
-        self._scorer_model = reward_model
-        self._scorer.set_process_model(self._process_model if steps else None)
+            paid = {name: weight for name, weight in weights.items() if learnt or name not in LEARNT}
+            config = self.recipe.rewards.model_copy(update={"weights": paid})
+            self._scorer = Scorer(config, self.recipe.data.answer_format).__enter__()
+            self._scorer_learnt = learnt
+        self._scorer.set_reward_model(self._learnt(outcome))
+        self._scorer.set_process_model(self._learnt(process))
         return self._scorer
 
-    @cached_property
-    def _process_model(self) -> Any:
-        from rewards.process import ProcessRewardModel
-
-        self._check_intact("process-model")
-        model = ProcessRewardModel.load(self.paths.find_checkpoint("process-model"))
-
-        def score(rollouts: list[Rollout]) -> list[tuple[list[float], list[int]]]:
-            return model.score([(r.prompt_token_ids, r.completion_token_ids) for r in rollouts])
-
+    def _learnt(self, name: str | None) -> Any:
+        """A reward model's scoring function; the newest of each kind stays loaded."""
+        if name is None:
+            return None
+        kind = name[: -len("-00")]
+        loaded, score = self._reward_models.get(kind, (None, None))
+        if loaded != name:
+            score = self._load_reward_model(name)
+            self._reward_models[kind] = (name, score)
         return score
 
     def _load_reward_model(self, name: str) -> Any:
         from rewards.models import OutcomeRewardModel
+        from rewards.process import ProcessRewardModel
 
         self._check_intact(name)
-        model = OutcomeRewardModel.load(self.paths.find_checkpoint(name))
+        kind = ProcessRewardModel if name.startswith("process") else OutcomeRewardModel
+        model = kind.load(self.paths.find_checkpoint(name))
 
-        def score(rollouts: list[Rollout]) -> list[float]:
+        def score(rollouts: list[Rollout]) -> Any:
             return model.score([(r.prompt_token_ids, r.completion_token_ids) for r in rollouts])
 
         return score

@@ -37,7 +37,7 @@ def run_recipe(flow: Workflow, engines: Engines) -> dict[str, Any]:
     A stage's body opens the engines it needs, so a run whose stages are all complete loads no model.
     """
     recipe, paths, stage = flow.recipe, flow.paths, flow.stage
-    rounds, learned = recipe.grpo.rounds, bool(recipe.rewards.weights.get("reward_model"))
+    rounds = recipe.grpo.rounds
 
     stage("select", lambda context: select.run(context, base.prepare(context), base.gold_check(recipe.rewards)))
     problems = select.load_problems(paths)
@@ -59,24 +59,23 @@ def run_recipe(flow: Workflow, engines: Engines) -> dict[str, Any]:
 
     def sample_for_rejection(context: Any) -> StageResult:
         name = f"round-{rounds:02d}"
-        scorer = engines.scorer(f"reward-model-{rounds:02d}" if learned else None)
-        return reject.run(context, engines.sampler(name), engines.tokenizer, scorer, train)
+        return reject.run(context, engines.sampler(name), engines.tokenizer, engines.scorer(rounds), train)
 
     def regenerate(context: Any) -> StageResult:
         start = "base" if recipe.regenerate.start == "base" else f"round-{rounds:02d}"
         return sft.run(context, engines.policy_from(start), reject.kept_pairs(paths), recipe.regenerate, "final")
 
     stage("sft", warm_start)
-    if learned:
+    if recipe.has_reward_model:
         stage("reward_model", train_reward_model)
-    if recipe.grpo.advantages.supervision == "process":
+    if recipe.has_process_model:
         stage("process_model", train_process_model)
     evaluate_policy(flow, engines, heldout, "warm-start")
 
     for round_ in range(1, rounds + 1):
         for step in range(1, recipe.grpo.steps + 1):
-            explore_and_learn(flow, engines, train, round_, step, learned)
-        stage(f"round-{round_:02d}/refresh", partial(refresh_round, engines, round_))
+            explore_and_learn(flow, engines, train, round_, step)
+        stage(f"round-{round_:02d}/refresh", partial(refresh_round, engines, train, round_))
         flow.merge_tables(round_)
         evaluate_policy(flow, engines, heldout, f"round-{round_:02d}")
 
@@ -87,12 +86,9 @@ def run_recipe(flow: Workflow, engines: Engines) -> dict[str, Any]:
     return flow.evaluations
 
 
-def explore_and_learn(
-    flow: Workflow, engines: Engines, train: list[Problem], round_: int, step: int, learned: bool
-) -> None:
+def explore_and_learn(flow: Workflow, engines: Engines, train: list[Problem], round_: int, step: int) -> None:
     """One step: rollout, reward, update, each a stage with its own result."""
     key, before = step_key(round_, step), (round_ - 1) * flow.recipe.grpo.steps + step - 1
-    scored_by = f"reward-model-{round_ - 1:02d}" if learned else None
     # RFT learns what the warm start wrote (arXiv 2402.03300, Table 10); every other algorithm explores on-policy.
     offline = flow.recipe.grpo.objective.algorithm == "rft"
     sampled_from = "warm-start" if offline else policy_name(round_, step)
@@ -100,13 +96,13 @@ def explore_and_learn(
     def explore(context: Any) -> StageResult:
         problems, sampler = step_problems(context, train, round_, step), engines.sampler(sampled_from)
         if flow.recipe.data.curriculum.refill_budget > 1:
-            scorer = engines.scorer(scored_by)
+            scorer = engines.scorer(round_ - 1)
             return refill.run(context, sampler, engines.tokenizer, scorer, problems, train, round_, step)
         return rollout.run(context, sampler, engines.tokenizer, problems, round_, step)
 
     def pay(context: Any) -> StageResult:
         steps = flow.recipe.grpo.advantages.supervision == "process"
-        return reward.run(context, engines.scorer(scored_by, steps=steps), train, f"{key}/rollout")
+        return reward.run(context, engines.scorer(round_ - 1, steps=steps), train, f"{key}/rollout")
 
     def learn(context: Any) -> StageResult:
         learner = engines.policy_after(before)
@@ -121,17 +117,22 @@ def explore_and_learn(
     flow.step_done(round_, step, sampled, rewarded, updated)
 
 
-def refresh_round(engines: Engines, round_: int, context: Any) -> StageResult:
-    """The end of a round: the policy becomes the next reference, and the reward model learns the new rollouts."""
-    return refresh.run(context, engines.policy_after_round(round_), round_)
+def refresh_round(engines: Engines, train: list[Problem], round_: int, context: Any) -> StageResult:
+    """The end of a round: the policy becomes the next reference, and the reward models learn the new rollouts."""
+    learner, tokenizer = engines.policy_after_round(round_), engines.tokenizer
+
+    def relabel() -> dict[str, Any]:
+        sampler = engines.sampler(f"round-{round_:02d}")
+        return process_model.refresh(context, sampler, tokenizer, engines.scorer(round_ - 1), train, round_)
+
+    return refresh.run(context, learner, round_, relabel)
 
 
 def evaluate_policy(flow: Workflow, engines: Engines, heldout: list[Problem], name: str) -> None:
     """Evaluate a named policy on the held-out problems, scored by the newest reward model of its time; then its card."""
 
     def body(context: Any) -> StageResult:
-        learned = bool(flow.recipe.rewards.weights.get("reward_model"))
-        scorer = engines.scorer(reward_model_after(name, flow.recipe) if learned else None)
+        scorer = engines.scorer(refreshed_before(name, flow.recipe))
         return evaluate.run(context, engines.sampler(name), engines.tokenizer, scorer, heldout, checkpoint=name)
 
     flow.evaluated(name, flow.stage(f"evaluate/{name}", body))
@@ -145,9 +146,8 @@ def policy_name(round_: int, step: int) -> str:
     return f"round-{round_ - 1:02d}" if step == 1 else step_checkpoint(round_, step - 1)
 
 
-def reward_model_after(name: str, recipe: Any) -> str:
-    """The newest reward model when a policy is evaluated."""
+def refreshed_before(name: str, recipe: Any) -> int:
+    """The round whose refresh made the newest reward models when a policy is evaluated."""
     if name == "warm-start":
-        return "reward-model-00"
-    number = recipe.grpo.rounds if name == "final" else int(name.removeprefix("round-"))
-    return f"reward-model-{number:02d}"
+        return 0
+    return recipe.grpo.rounds if name == "final" else int(name.removeprefix("round-"))

@@ -32,16 +32,16 @@ def combine(
 
 def without_in_plain_groups(
     components: Sequence[Mapping[str, float | None]],
-    name: str,
+    names: Sequence[str],
     group_ids: Sequence[str],
     correct: Sequence[bool | None],
 ) -> list[Mapping[str, float | None]]:
-    """The components, but for ``name`` in the groups that do not hold both a correct and a wrong completion."""
+    """The components, but for ``names`` in the groups that do not hold both a correct and a wrong completion."""
     verdicts: dict[str, set[bool | None]] = defaultdict(set)
     for group, verdict in zip(group_ids, correct, strict=True):
         verdicts[group].add(verdict)
     return [
-        row if {True, False} <= verdicts[group] else {key: value for key, value in row.items() if key != name}
+        row if {True, False} <= verdicts[group] else {key: value for key, value in row.items() if key not in names}
         for row, group in zip(components, group_ids, strict=True)
     ]
 

@@ -83,7 +83,9 @@ PURE: dict[str, Callable[[Item, RewardConfig, AnswerFormat], float | None]] = {
     "language": _language,
     "code": _code,
 }
-BUILT_IN = (*PURE, "reward_model")
+LEARNT = ("reward_model", "process_model")
+"""Components that a model of this run gives; the others are functions of a completion alone."""
+BUILT_IN = (*PURE, *LEARNT)
 
 
 def check_names(config: RewardConfig) -> None:

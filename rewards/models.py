@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pipeline.config import RewardModelConfig
 from pipeline.protocols import Progress
@@ -22,6 +22,9 @@ from rewards.scalar import Marked, ScalarModel, read_kind, write_kind
 __all__ = ["LabelledSequence", "OutcomeRewardModel", "choose_replay", "measure", "train_outcome_model"]
 
 logger = logging.getLogger(__name__)
+
+Row = TypeVar("Row")
+"""A labelled completion of either kind of reward model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +97,7 @@ def train_outcome_model(
     }
 
 
-def choose_replay(
-    new: Sequence[LabelledSequence], earlier: Sequence[LabelledSequence], share: float, seed: int
-) -> list[LabelledSequence]:
+def choose_replay(new: Sequence[Any], earlier: Sequence[Row], share: float, seed: int) -> list[Row]:
     """``share`` times as many of the earlier rows as there are new ones (or all of them), drawn without replacement."""
     return random.Random(seed).sample(list(earlier), min(len(earlier), round(share * len(new))))
 

@@ -14,7 +14,7 @@ from pipeline.protocols import Progress, no_progress
 from pipeline.types import Problem, Reward, Rollout
 from rewards.aggregation import combine, without_in_plain_groups
 from rewards.code import CodeRunner, CodeVerdict, tests_of
-from rewards.components import PURE, AnswerFormat, Item, check_names
+from rewards.components import LEARNT, PURE, AnswerFormat, Item, check_names
 from rewards.user_functions import UserFunction
 from rewards.verifier import Verdict
 from rewards.watch import StepWatch
@@ -25,13 +25,15 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 RewardModel = Callable[[Sequence[Rollout]], list[float | None]]
+NO_MODEL = "rewards.weights names {} but none is set: train one, or remove the weight"
 ProcessModel = Callable[[Sequence[Rollout]], list[tuple[Sequence[float], Sequence[int]] | None]]
 
 
 class Scorer:
     """Opened once by the flow: holds the verifier's processes and those of the user's functions.
 
-    ``reward_model`` gives logits; its component is their probability, in [0, 1].
+    ``reward_model`` gives logits; its component is their probability, in [0, 1]. ``process_model`` gives the probability
+    at the end of each step; its component is the lowest of them (Math-Shepherd, arXiv 2312.08935, 3.4).
 
     ``faults`` counts every failure by "component/kind" since the last ``take_faults``. ``reward_model`` and
     ``process_model`` run in this process, on its device: they cannot be killed, so a deadline of theirs would be
@@ -123,18 +125,18 @@ class Scorer:
         progress = progress or no_progress
         items = self._items(problems, rollouts, progress)
         components: list[dict[str, float | None]] = [{} for _ in items]
+        steps = self._steps(rollouts)
         for name in self.config.weights:
             # A problem without unit tests has no such component: it is absent, which is neither 0 nor unscored.
             holders = [i for i, item in enumerate(items) if name != "code" or item.code is not None]
-            column = self._column(name, [items[i] for i in holders])
+            column = _lowest(steps) if name == "process_model" else self._column(name, [items[i] for i in holders])
             for i, value in zip(holders, column, strict=True):
                 components[i][name] = value
             progress(len(items), len(items), name)
-        steps = self._steps(rollouts)
         groups = [rollout.group_id for rollout in rollouts]
         paid: Sequence[Mapping[str, float | None]] = components
         if self.config.reward_model_pays == "mixed_groups":
-            paid = without_in_plain_groups(components, "reward_model", groups, [item.correct for item in items])
+            paid = without_in_plain_groups(components, LEARNT, groups, [item.correct for item in items])
         totals = combine(paid, self.config.weights, groups, how=self.config.aggregation)
         rewards = [
             self._reward(item, None if item.correct is None else total, row, ends)
@@ -201,7 +203,7 @@ class Scorer:
 
     def _model_column(self, items: Sequence[Item]) -> list[float | None]:
         if self._reward_model is None:
-            raise RuntimeError("rewards.weights names reward_model but none is set: train one, or remove the weight")
+            raise RuntimeError(NO_MODEL.format("reward_model"))
         values = self._whole("reward_model", self._reward_model, [item.rollout for item in items])
         scores = [self._checked("reward_model", *outcome) for outcome in values]
         # Paid as a probability: logits have no bound, and a confident model would drown the verifier.
@@ -209,6 +211,8 @@ class Scorer:
 
     def _steps(self, rollouts: Sequence[Rollout]) -> list[tuple[Any, Any] | None]:
         if self._process_model is None:
+            if "process_model" in self.config.weights:
+                raise RuntimeError(NO_MODEL.format("process_model"))
             return [None] * len(rollouts)
         outcomes = self._whole("process_model", self._process_model, rollouts)
         return [self._checked_steps(kind, value) for kind, value in outcomes]
@@ -259,6 +263,11 @@ class Scorer:
         if not self.faults[key]:
             logger.warning("reward component %s %s: %s; the rollout is unscored", name, kind.replace("_", " "), detail)
         self.faults[key] += 1
+
+
+def _lowest(steps: Sequence[tuple[Any, Any] | None]) -> list[float | None]:
+    """A chain is as good as its weakest step; None without steps."""
+    return [min(found[0]) if found and len(found[0]) else None for found in steps]
 
 
 def _code_item(problem: Problem, rollout: Rollout, code: CodeVerdict) -> Item:

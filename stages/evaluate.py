@@ -60,7 +60,7 @@ def choose(context: StageContext, problems: Sequence[Problem]) -> list[Problem]:
 
 def sampled(rollout: Rollout, reward: Reward) -> Sampled:
     """What the metrics need to know of one scored completion."""
-    learnt = reward.components.get("reward_model")  # a probability
+    outcome, process = (reward.components.get(name) for name in ("reward_model", "process_model"))  # probabilities
     return Sampled(
         problem_id=rollout.problem_id,
         sample_index=rollout.sample_index,
@@ -69,7 +69,8 @@ def sampled(rollout: Rollout, reward: Reward) -> Sampled:
         status=reward.status,
         finish_reason=rollout.finish_reason,
         n_tokens=len(rollout.completion_token_ids),
-        reward_model_score=None if learnt is None else logit(learnt),
+        reward_model_score=None if outcome is None else logit(outcome),
+        process_model_score=None if process is None else logit(process),
         greedy=rollout.temperature == 0,
     )
 

@@ -1,19 +1,22 @@
-"""Process reward model: step labels by Monte Carlo continuation from the warm start (arXiv 2312.08935), then training.
+"""Process reward model: step labels by Monte Carlo continuation (arXiv 2312.08935), training, and a refresh a round.
 
 Continuations are rollouts like all others, recorded with purpose "process": prompt ids are those of problem and prefix.
 """
 
 from __future__ import annotations
 
+import json
+import random
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
 from pipeline import store
 from pipeline.protocols import Sampler, no_progress
-from pipeline.rundir import StageContext
+from pipeline.rundir import RunPaths, StageContext, step_key, write_atomic
 from pipeline.seeds import content_id
 from pipeline.types import Completion, Problem, Rollout, StageResult
+from rewards.models import choose_replay
 from rewards.process import ProcessRewardModel, measure_steps, train_process_model
 from rewards.scoring import Scorer
 from rewards.steps import Prefix, SteppedSequence, TokenText, label_steps, step_ends
@@ -22,7 +25,9 @@ from stages.reward import read_rewards
 from stages.reward_model import is_heldout
 from stages.rollout import SHARD, draw_problems, read_rollouts, sample_problems, training_params
 
-NAME = "process-model"
+STEPS = "steps.json"
+"""In the stage's folder: every labelled completion, for the replays of later rounds."""
+FIRST = "process-model-00"
 
 
 def run(
@@ -36,27 +41,82 @@ def run(
         params=training_params(context),
     )  # fmt: skip
     work = _Labelling(context, sampler, tokenizer, scorer, {p.problem_id: p for p in chosen})
-    rows = label_steps(work.completions(rollouts), work.continue_from, config.step_labels)
-    train = [row for row in rows if not is_heldout(context, row.problem_id)]
-    heldout = [row for row in rows if is_heldout(context, row.problem_id)]
-    with new_checkpoint(context.paths, NAME) as partial:
-        metrics = train_process_model(
-            context.paths.find_checkpoint("warm-start"), train, config, seed=context.seed("train"), out=partial,
-            progress=context.progress,
-        )  # fmt: skip
-    measured = _measure(context, heldout)
+    rows = work.label(rollouts, work.verdicts(rollouts, {}, part=0))
+    train, heldout = _split(context, rows)
+    metrics = _train(context, "warm-start", train, FIRST)
+    measured = _measure(context, FIRST, heldout)
     return StageResult(
         context.key,
-        outputs={"checkpoint": f"checkpoints/{NAME}"},
+        outputs={"checkpoint": f"checkpoints/{FIRST}", "steps": f"stages/{context.key}/{STEPS}"},
         metrics={
-            "completions": len(rollouts), "continuations": work.sampled,
-            **{f"train/{k}": v for k, v in metrics.items()}, **{f"heldout/{k}": v for k, v in measured.items()},
+            "completions": len(rollouts), "continuations": work.sampled, **metrics,
+            **{f"heldout/{k}": v for k, v in measured.items()},
         },
     )  # fmt: skip
 
 
-def _measure(context: StageContext, rows: Sequence[SteppedSequence]) -> dict[str, Any]:
-    model = ProcessRewardModel.load(context.paths.find_checkpoint(NAME))
+def refresh(
+    context: StageContext, sampler: Sampler, tokenizer: Any, scorer: Scorer, problems: Sequence[Problem], round_: int
+) -> dict[str, Any]:
+    """Continual training on steps of the round's rollouts, continued by the new policy, with a replay of earlier labels.
+
+    As many completions as at first. Measured before and after on problems that no process model was trained on.
+    """
+    config = context.recipe.reward_model
+    rollouts, verdicts = _drawn_groups(context, round_)
+    work = _Labelling(context, sampler, tokenizer, scorer, {p.problem_id: p for p in problems})
+    new, heldout = _split(context, work.label(rollouts, verdicts))
+    keys = ["process_model", *(f"round-{past:02d}/refresh" for past in range(1, round_))]
+    earlier, _ = _split(context, [row for key in keys for row in labelled_steps(context.paths, key)])
+    replay = choose_replay(new, earlier, config.replay, context.seed("process-replay"))
+    old, name = f"process-model-{round_ - 1:02d}", f"process-model-{round_:02d}"
+    before = _measure(context, old, heldout)
+    metrics = _train(context, old, [*new, *replay], name)
+    after = _measure(context, name, heldout)
+    return {
+        "completions": len(rollouts), "continuations": work.sampled, "new": len(new), "replayed": len(replay), **metrics,
+        **{f"before/{k}": v for k, v in before.items()}, **{f"after/{k}": v for k, v in after.items()},
+    }  # fmt: skip
+
+
+def labelled_steps(paths: RunPaths, key: str) -> list[SteppedSequence]:
+    """The completions whose steps a stage of this run, or of the one it branched off, has labelled."""
+    file = (paths.owner(key) or paths).stage(key) / STEPS
+    return [SteppedSequence(**row) for row in json.loads(file.read_text(encoding="utf-8"))]
+
+
+def _drawn_groups(context: StageContext, round_: int) -> tuple[list[Rollout], dict[str, bool | None]]:
+    """The first completions of groups drawn from a round, with their recorded verdicts."""
+    config, groups, verdicts = context.recipe.reward_model, dict[str, list[Rollout]](), dict[str, bool | None]()
+    for step in range(1, context.recipe.grpo.steps + 1):
+        for rollout in read_rollouts(context.paths, f"{step_key(round_, step)}/rollout"):
+            groups.setdefault(rollout.group_id, []).append(rollout)
+        for reward in read_rewards(context.paths, f"{step_key(round_, step)}/reward"):
+            verdicts[reward.rollout_id] = reward.correct
+    drawn = random.Random(context.seed("groups")).sample(list(groups.values()), min(config.problems, len(groups)))
+    return [rollout for group in drawn for rollout in group[: config.process_samples]], verdicts
+
+
+def _split(
+    context: StageContext, rows: Sequence[SteppedSequence]
+) -> tuple[list[SteppedSequence], list[SteppedSequence]]:
+    """Training and held-out rows: the problems that are held out from the outcome model are held out here too."""
+    heldout = [is_heldout(context, row.problem_id) for row in rows]
+    chosen = [[row for row, out in zip(rows, heldout, strict=True) if out is side] for side in (False, True)]
+    return chosen[0], chosen[1]
+
+
+def _train(context: StageContext, start: str, rows: Sequence[SteppedSequence], name: str) -> dict[str, Any]:
+    with new_checkpoint(context.paths, name) as partial:
+        metrics = train_process_model(
+            context.paths.find_checkpoint(start), rows, context.recipe.reward_model, seed=context.seed("process-train"),
+            out=partial, progress=context.progress,
+        )  # fmt: skip
+    return {f"train/{k}": v for k, v in metrics.items()}
+
+
+def _measure(context: StageContext, name: str, rows: Sequence[SteppedSequence]) -> dict[str, Any]:
+    model = ProcessRewardModel.load(context.paths.find_checkpoint(name))
     scores = model.score([(row.prompt_token_ids, row.completion_token_ids) for row in rows])
     return measure_steps([rewards for rewards, _ in scores], rows)
 
@@ -71,18 +131,20 @@ class _Labelling:
         self.scorer, self.problems = scorer, problems
         self.sampled = 0
 
-    def completions(self, rollouts: Sequence[Rollout]) -> list[tuple[Prefix, tuple[int, ...], bool | None]]:
-        """Each whole completion with its steps' ends and its verdict."""
-        verdicts = self._verdicts(rollouts, {}, part=0)
-        text, delimiter = TokenText(self.tokenizer), self.context.recipe.reward_model.step_delimiter
-        return [
+    def label(self, rollouts: Sequence[Rollout], verdicts: Mapping[str, bool | None]) -> list[SteppedSequence]:
+        """Label the steps of whole completions, given their verdicts, and write them into the stage's folder."""
+        text, config = TokenText(self.tokenizer), self.context.recipe.reward_model
+        whole = [
             (
                 Prefix(r.problem_id, tuple(r.prompt_token_ids), tuple(r.completion_token_ids)),
-                step_ends(text.pieces(r.completion_token_ids), delimiter),
+                step_ends(text.pieces(r.completion_token_ids), config.step_delimiter),
                 verdicts[r.rollout_id],
             )
             for r in rollouts
         ]
+        rows = label_steps(whole, self.continue_from, config.step_labels)
+        write_atomic(self.context.paths.stage(self.context.key) / STEPS, json.dumps([asdict(row) for row in rows]))
+        return rows
 
     def continue_from(self, prefixes: Sequence[Prefix]) -> list[list[bool | None]]:
         """Verdicts of ``continuations`` completions of each prefix."""
@@ -123,7 +185,7 @@ class _Labelling:
         wanted = {rollout_id for group in ids for rollout_id in group}
         rollouts = [r for r in read_rollouts(context.paths, context.key) if r.rollout_id in wanted]
         before = {i: prefix.completion_token_ids for prefix, group in zip(prefixes, ids, strict=True) for i in group}
-        verdicts = self._verdicts(rollouts, before, part)
+        verdicts = self.verdicts(rollouts, before, part)
         self.sampled += len(rollouts)
         return [[verdicts[rollout_id] for rollout_id in group] for group in ids]
 
@@ -146,7 +208,7 @@ class _Labelling:
             text=self.tokenizer.decode(list(completion.token_ids), skip_special_tokens=True), seconds=completion.seconds,
         )  # fmt: skip
 
-    def _verdicts(
+    def verdicts(
         self, rollouts: Sequence[Rollout], before: Mapping[str, Sequence[int]], part: int
     ) -> dict[str, bool | None]:
         """Verdicts by rollout id, recorded; a continuation is judged together with the prefix ``before`` it."""

@@ -80,8 +80,8 @@ def checkpoints(paths: RunPaths) -> list[str]:
     """Checkpoints that every complete run has: not those of single steps, which are pruned."""
     recipe = read_recipe(paths)
     rounds = range(1, recipe.grpo.rounds + 1)
-    learned = bool(recipe.rewards.weights.get("reward_model"))
-    models = [f"reward-model-{r:02d}" for r in (0, *rounds)] if learned else []
+    kinds = [("reward-model", recipe.has_reward_model), ("process-model", recipe.has_process_model)]
+    models = [f"{kind}-{r:02d}" for kind, there in kinds if there for r in (0, *rounds)]
     return ["base", "warm-start", *(f"round-{r:02d}" for r in rounds), *models, "final"]
 
 

@@ -57,6 +57,6 @@ def test_normalised_values_sum_to_zero_and_keep_their_order(values):
 def test_a_component_can_be_left_out_of_groups_without_both_verdicts():
     rows = [{"verifier": float(i), "learnt": 0.5} for i in range(5)]
     groups, correct = ["mixed", "mixed", "wrong", "wrong", "right"], [True, False, False, None, True]
-    out = without_in_plain_groups(rows, "learnt", groups, correct)
+    out = without_in_plain_groups(rows, ["learnt"], groups, correct)
     assert ["learnt" in row for row in out] == [True, True, False, False, False]
     assert [row["verifier"] for row in out] == [0.0, 1.0, 2.0, 3.0, 4.0]

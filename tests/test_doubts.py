@@ -31,7 +31,7 @@ def evaluation(problems=1000, half=0.01, **shares):
 
 
 def test_one_seed_is_always_doubted_and_a_calm_run_nothing_else():
-    calm = doubts(Run([evaluation()], [{}] * 8, [{"auc": 0.9}]))
+    calm = doubts(Run([evaluation()], [{}] * 8, [{"model": "outcome", "auc": 0.9}]))
     assert len(calm) == 1 and "seed 5" in calm[0]
 
 
@@ -46,7 +46,10 @@ def test_one_seed_is_always_doubted_and_a_calm_run_nothing_else():
         (Run([evaluation()], [{}, {"unscored_share": 0.2}]), "up to 20.0 % of a step's completions were unscored"),
         (Run([evaluation()], [{"gap_mean": 0.1}]), "differ by up to 0.100 nats"),
         (Run([evaluation()], [{"zero_variance_share": 0.8}]), "80 % of the groups had equal rewards"),
-        (Run([evaluation()], reward_models=[{"auc": 0.9}, {"auc": 0.51}]), "ends at 0.51"),
+        (
+            Run([evaluation()], reward_models=[{"model": "outcome", "auc": 0.9}, {"model": "outcome", "auc": 0.51}]),
+            "ends at 0.51",
+        ),
         (
             Run([evaluation()], events=[{"times": 3, "severity": "warning", "kind": "kl", "message": "too far"}]),
             "3 × warning (kl), the last: too far",

@@ -4,6 +4,7 @@ import pytest
 
 from pipeline import store
 from pipeline.rundir import read_result
+from stages.process_model import labelled_steps
 from tests.tiny import tiny_run
 
 pytestmark = pytest.mark.slow
@@ -43,6 +44,32 @@ def test_every_continuation_is_a_rollout_with_a_verdict(whole):
     }
     metrics = read_result(paths, "process_model").metrics
     assert metrics["continuations"] == len(continued)
+
+
+def test_the_refresh_continues_the_rounds_own_completions_and_measures_the_new_model_beside_the_old(whole):
+    _, paths = whole
+    metrics = read_result(paths, "round-01/refresh").metrics
+    train = {row["rollout_id"]: row for row in rows_of(paths, "rollouts") if row["purpose"] == "train"}
+    whole_rows = [row.completion_token_ids for row in labelled_steps(paths, "round-01/refresh")]
+    # 2 steps of 4 groups: 8, of which 6 (reward_model.problems) are drawn, 2 (process_samples) completions each.
+    assert metrics["process/completions"] == len(whole_rows) == 12
+    assert all(tokens in [row["completion_token_ids"] for row in train.values()] for tokens in whole_rows)
+    continued = rows_of(paths, "rollouts", "round-01/refresh")
+    assert len(continued) == metrics["process/continuations"]
+    assert {row["policy_version"] for row in continued} == {"round-01"}
+    # A tenth of as many earlier rows as there are new ones.
+    assert metrics["process/replayed"] == round(0.1 * metrics["process/new"])
+    assert metrics["process/before/rollouts"] == metrics["process/after/rollouts"]
+    assert paths.checkpoint("process-model-01").is_dir()
+
+
+def test_the_lowest_step_score_is_a_component_and_ranks_completions_in_evaluations(whole):
+    _, paths = whole
+    scored = [row for row in rows_of(paths, "rewards") if dict(row["components"]).get("process_model") is not None]
+    assert scored
+    for row in scored:
+        assert dict(row["components"])["process_model"] == min(row["step_rewards"])
+    assert "best_of_k_prm" in {row["metric"] for row in rows_of(paths, "evaluations")}
 
 
 def test_continuations_are_judged_with_what_stands_before_them(whole):

@@ -76,7 +76,7 @@ def test_every_part_of_the_page_is_there(html):
     text = " ".join("".join(Page(html).text).split())
     for words in (
         "What was run", "Maj@K and Pass@K before and after reinforcement learning", "Learning curves",
-        "Reward model before and after refresh", "Selection", "Pass@1 by level", "Pass@1 by subject",
+        "Reward models before and after refresh", "Selection", "Pass@1 by level", "Pass@1 by subject",
         "Problems that moved most", "What to doubt", "torch 2.13.0", "grpo.group_size",
         "reward: verifier", "sft: loss", "1 × warning (equal_rewards), the last: all rewards <equal>",
     ):  # fmt: skip

@@ -13,15 +13,16 @@ class RewardConfig(Section):
     """The reward is the weighted sum of named components; each is stored unweighted."""
 
     weights: dict[str, float] = Field(default_factory=lambda: {"verifier": 1.0, "format": 0.1, "reward_model": 0.2})
-    """Component to weight. Built in: verifier, format, reward_model, length, overlong, repetition, language, code; any
-    other name must be in ``functions``. A weight of 0 computes and stores the component without paying for it."""
+    """Component to weight. Built in: verifier, format, reward_model, process_model (the lowest of its step scores),
+    length, overlong, repetition, language, code; any other name must be in ``functions``. A weight of 0 computes and
+    stores the component without paying for it."""
     functions: dict[str, str] = Field(default_factory=dict)
     """Your own components: name to "module:function", called with (problem, completion_text); None is unscored."""
     aggregation: Literal["sum", "gdpo"] = "sum"
     """"sum" adds the weighted components; "gdpo" first brings each component to mean 0 and deviation 1 within its group
     (arXiv 2601.05242), so that no component drowns another: combine it with ``grpo.advantages.scale = "batch"``."""
     reward_model_pays: Literal["mixed_groups", "all_groups"] = "mixed_groups"
-    """"mixed_groups" pays by the learnt reward only where the verifier finds correct and wrong completions in one group.
+    """"mixed_groups" pays by the learnt rewards only where the verifier finds correct and wrong completions in one group.
     Where all are wrong, dividing by the group's deviation turns the learnt reward's noise into full advantages, and a
     policy that is mostly wrong learns to please the model. "all_groups" is the paper's, for a model that can be trusted."""
     workers: int = Field(default=1, ge=1)
