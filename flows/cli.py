@@ -111,6 +111,34 @@ def join(
 
 
 @app.command()
+def plan(
+    recipe: Annotated[str, typer.Argument(help="Name of a recipe, or a .toml file.")] = "embedded",
+    gpus: Annotated[
+        int, typer.Option(help="GPUs, all alike: each gets a learner's rank and a share of an engine.")
+    ] = 1,
+    gpu_memory: Annotated[float, typer.Option(help="Memory of a GPU, GiB.")] = 80.0,
+    set_: Overrides = None,
+    prompt_tokens: Annotated[float, typer.Option(help="Mean length of a prompt.")] = 128,
+    completion_tokens: Annotated[
+        float | None, typer.Option(help="Mean length of a completion; half of sampler.max_tokens when not given.")
+    ] = None,
+    rates: Annotated[str, typer.Option(help="h100, or measured: of this machine.")] = "h100",
+    flops: Annotated[float | None, typer.Option(help="Operations a second of a GPU in model.dtype, instead.")] = None,
+    bandwidth: Annotated[float | None, typer.Option(help="Bytes a second of a GPU's memory, instead.")] = None,
+    network: Annotated[float | None, typer.Option(help="Bytes a second of a GPU to others, instead.")] = None,
+    table: Annotated[bool, typer.Option("--table", help="0.5B to 72B on 1 to 1,024 GPUs, as Markdown.")] = False,
+) -> None:
+    """Whether a recipe fits on GPUs, seconds a step, and storage a day: arithmetic, nothing is loaded."""
+    from pipeline.config import load_recipe
+    from pipeline.plan.show import print_plan
+
+    print_plan(
+        load_recipe(recipe, set_ or []), gpus=gpus, gib=gpu_memory, prompt=prompt_tokens, completion=completion_tokens,
+        rates=rates, given={"flops": flops, "bandwidth": bandwidth, "network": network}, table=table,
+    )  # fmt: skip
+
+
+@app.command()
 def up(
     slots: Annotated[
         int | None, typer.Option(min=1, help="Runs that work at a time; later ones queue. 1, or what was set before.")
