@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.backends.rank_group import RankGroup
 from rewards.workers import Case, VerifierPool
 
 HANGS = r"\boxed{\exp(\exp(\exp(\exp(100))))}"
@@ -162,6 +163,7 @@ def test_closing_ends_a_job_that_runs_in_another_thread() -> None:
 
 PARENT = """
 import os, sys, threading
+from pipeline.backends.rank_group import RankGroup
 from rewards.workers import Case, VerifierPool
 pool = VerifierPool(1, timeout=1.0)
 pool.judge('(x+1)^2', r'\\boxed{x^2+2x+1}')
@@ -201,6 +203,15 @@ def test_a_fork_of_the_parent_uses_workers_of_its_own() -> None:
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         assert worker_ids(pool) == mine
         assert pool.judge(r"(x+3)^2", r"\boxed{x^2+6x+9}").status == "correct"
+
+
+def test_the_ranks_of_a_learner_judge_with_workers_of_their_own(tmp_path: Path) -> None:
+    group = RankGroup("tests.judging_rank", 2, tmp_path, {"OMP_NUM_THREADS": "1"})
+    right, wrong = group.call("judge", [NEEDS_SYMPY[:2], (NEEDS_SYMPY[0], r"\boxed{x^2+2x+2}")])
+    group.close()
+    assert (right[0], wrong[0]) == ("correct", "incorrect")
+    assert set(right[1]).isdisjoint(wrong[1])
+    assert all(gone(process_id) for process_id in [*right[1], *wrong[1]])
 
 
 @pytest.mark.parametrize(("workers", "timeout"), [(0, 5.0), (1, 0.0)])
