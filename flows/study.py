@@ -53,6 +53,7 @@ def run_study(
 ) -> Path:
     """Run what is left of a study and return its report; says each claim's finding. ``run_id`` begins the runs' names."""
     study, prefix = STUDIES[name], run_id or name
+    _check_overrides(name, study, overrides)
     runs = [
         paths for seed in study.seeds for paths in _seed(name, study, overrides, root, f"{prefix}-s{seed}", seed, say)
     ]
@@ -61,6 +62,17 @@ def run_study(
         say(f"{claim.title}. {claim.found}")
     say(f"report: {report}")
     return report
+
+
+def _check_overrides(name: str, study: Study, overrides: Sequence[str]) -> None:
+    """ValueError for a field that the study itself varies: it would silently be set back."""
+    varied = {"seed", *(override.partition("=")[0] for changes in study.methods.values() for override in changes)}
+    for override in overrides:
+        if (field := override.partition("=")[0].strip()) in varied:
+            raise ValueError(
+                f"--set {override!r}: {name} varies {field} itself (seeds {', '.join(map(str, study.seeds))}; methods "
+                f"{', '.join(study.methods)}): leave it out, or run one such recipe with --recipe mine.toml"
+            )
 
 
 def _seed(

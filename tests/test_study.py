@@ -50,3 +50,10 @@ def test_a_study_runs_shares_its_warm_start_and_continues_for_nothing(tmp_path):
     run_study("figure5", [*tiny_recipe(tmp_path), "grpo.steps=1"], tmp_path, say=said.append)
     assert child.result_file("evaluate/final").stat().st_mtime_ns == before
     assert len(list(tmp_path.glob("*/recipe.json"))) == 4 * 3
+
+
+@pytest.mark.parametrize("override", ["seed=7", "grpo.objective.algorithm=dpo"])
+def test_a_field_that_the_study_varies_is_refused(tmp_path, override):
+    with pytest.raises(ValueError, match=f"figure5 varies {override.partition('=')[0]} itself"):
+        run_study("figure5", [override], tmp_path)
+    assert not any(tmp_path.iterdir())
