@@ -91,7 +91,7 @@ class Display:
         place = (event.kind, key.partition("/")[0])
         if event.severity == "warning" and place not in self._warned:
             self._warned.add(place)
-            self.line(f"warning  {key}: {event.message}")
+            self.console.print(f"warning  {key}: {event.message}", markup=False)  # the Prefect page is told by itself
 
     def line(self, text: str) -> None:
         self.console.print(text, markup=False)

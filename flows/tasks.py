@@ -36,6 +36,7 @@ logger = logging.getLogger(__name__)
 STEP_KEY = re.compile(r"round-(\d+)/(?:step-(\d+)/)?(\w+)")
 SECONDS_BETWEEN_UPDATES = 5.0
 SECONDS_AT_THE_END = 10.0
+EVENTS_SHOWN = 50
 SECONDS_AFTER_A_FAILURE = 2.0
 
 
@@ -100,7 +101,8 @@ class PrefectView:
         """A log line, the table of all of them, and an event of Prefect's, on which an automation can notify people."""
         self._log.warning("%s: %s", key, event.message)
         self._events.append({"stage": key, **{name: finite(value) for name, value in asdict(event).items()}})
-        self._later(create_table_artifact, list(self._events), "events", "Warnings and stops of this process")
+        newest = self._events[-EVENTS_SHOWN:]
+        self._later(create_table_artifact, newest, "events", "The newest warnings and stops of this process")
         self._later(self._emit, key, event)
 
     def evaluated(self, name: str, metrics: dict[str, Any]) -> None:

@@ -23,7 +23,7 @@ class GuardsConfig(Section):
 
     kl: float = Field(default=1.0, gt=0.0)
     """Largest mean KL(policy || reference) of a step, in nats a token: how far a round may take the policy."""
-    entropy: float = Field(default=0.01, ge=0.0)
+    entropy: float = Field(default=0.005, ge=0.0)
     """Least mean entropy of the policy, in nats a token: below it, completions of a problem are nearly all the same."""
     length: float = Field(default=4.0, gt=1.0)
     """Factor by which the mean completion length may differ, up or down, from that of the run's first step."""
