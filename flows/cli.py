@@ -325,14 +325,19 @@ def compare(run_a: str, run_b: str, root: Root = "runs", checkpoint: str = "fina
 
 
 def leave_failures_to_main() -> None:
-    """Why a run failed is for ``main`` to say, once, in a line; the Prefect page and ``run.log`` have the traceback."""
+    """What a run warns of stands in its own lines, and why it failed is for ``main`` to say, once, in a line.
+
+    The Prefect page and ``run.log`` have it all, with the traceback.
+    """
     import prefect.logging  # noqa: F401 - the import sets the handlers up
 
     sources = ("prefect.flow_runs", "prefect.task_runs", "flows.execute")
     for name in ("root", "prefect", "prefect.flow_runs", "prefect.task_runs"):
         for handler in logging.getLogger(name).handlers:
             if type(handler).__name__ == "PrefectConsoleHandler":
-                handler.addFilter(lambda record: record.levelno < logging.ERROR or not record.name.startswith(sources))
+                handler.addFilter(
+                    lambda record: record.levelno < logging.WARNING or not record.name.startswith(sources)
+                )
 
 
 def send_last_logs() -> None:

@@ -99,7 +99,8 @@ class PrefectView:
 
     def event(self, key: str, event: Event) -> None:
         """A log line, the table of all of them, and an event of Prefect's, on which an automation can notify people."""
-        self._log.warning("%s: %s", key, event.message)
+        level = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}[event.severity]
+        self._log.log(level, "%s: %s", key, event.message)
         self._events.append({"stage": key, **{name: finite(value) for name, value in asdict(event).items()}})
         newest = self._events[-EVENTS_SHOWN:]
         self._later(create_table_artifact, newest, "events", "The newest warnings and stops of this process")
