@@ -108,7 +108,7 @@ class Decontaminator:
         owners = words.documents[first]
         self._grams = _Lookup(hashes, owners, without_common=self.config.rule == "containment")
         self._sizes = np.bincount(self._grams.owners, minlength=len(self.references))
-        short = np.flatnonzero((self._lengths >= SHORTEST) & (self._lengths < self._exact_below))
+        short = np.flatnonzero((self._lengths >= SHORTEST) & (self._lengths < self.config.whole_below))
         begins = np.searchsorted(words.documents, short)
         self._beginnings = _Lookup(words.grams_at(SHORTEST, begins)[0], short)
         self._whole: dict[int, _Lookup] = {}
@@ -116,18 +116,13 @@ class Decontaminator:
             mine = self._lengths[short] == length
             self._whole[length] = _Lookup(words.grams_at(length, begins[mine])[0], short[mine])
 
-    @property
-    def _exact_below(self) -> int:
-        """Texts with fewer words than this are looked for whole."""
-        return self.config.words if self.config.rule == "paper" else max(self.config.words, self.config.exact_below)
-
     def _without_drawing(self, reference: Reference) -> Reference:
         """Containment reads a problem without its Asymptote code, whose lines are alike in hundreds of problems."""
         if self.config.rule == "paper" or "[asy]" not in reference.text:
             return reference
         text = _DRAWING.sub(" ", reference.text)
         # Of "What is $x$? [asy]…" nothing would be left to tell it from others.
-        return replace(reference, text=text) if len(words_of(text)) >= self._exact_below else reference
+        return replace(reference, text=text) if len(words_of(text)) >= self.config.whole_below else reference
 
     def scan(self, texts: Iterable[str]) -> Iterator[Hit | None]:
         """For each text, in order, what it repeats (the best match), or None. Reads a few texts ahead, never all."""
@@ -188,7 +183,7 @@ class Decontaminator:
         matches, counts = np.unique(their_document[item] * len(self.references) + owner, return_counts=True)
         documents, owners = np.divmod(matches, len(self.references))
         shares = counts / self._sizes[owners]
-        enough = (shares >= self.config.threshold) & (self._lengths[owners] >= self._exact_below)
+        enough = (shares >= self.config.threshold) & (self._lengths[owners] >= self.config.whole_below)
         # Best share first; a document is settled by the first reference that holds up.
         tried = [0] * len(hits)
         for index in np.flatnonzero(enough)[np.argsort(-shares[enough], kind="stable")].tolist():

@@ -143,8 +143,9 @@ def _word_hashes(lines: str) -> tuple[np.ndarray, np.ndarray]:
 def _kinds() -> np.ndarray:
     """uint8 [0x110000]: blank (underscores and lone surrogates, too), letter, digit or sign."""
     kinds = np.full(sys.maxunicode + 1, _SIGN, np.uint8)
+    named = range(0x40000)  # what comes after holds no letters
     for kind, belongs in ((_BLANK, str.isspace), (_LETTER, str.isalnum), (_DIGIT, str.isdecimal)):
-        kinds[np.fromiter(map(belongs, map(chr, range(len(kinds)))), bool, len(kinds))] = kind
+        kinds[: len(named)][np.fromiter(map(belongs, map(chr, named)), bool, len(named))] = kind
     kinds[ord("_")] = kinds[0xD800:0xE000] = _BLANK
     return kinds
 

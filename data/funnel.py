@@ -72,9 +72,13 @@ def load_all(config: DataConfig, seed: int) -> list[Problem]:
 
 def rules(config: DataConfig, seed: int, tokenizer: Any, accept_gold: AcceptGold) -> list[Rule]:
     """(name, rule) in the order of work: cheap rules first, the verifier late, caps on what is left."""
+
+    def decontaminate(problems: list[Problem]) -> Sifted:
+        return drop_contaminated(problems, config.decontaminate, own_split=not config.benchmarks)
+
     return [
         ("empty", lambda problems: _refuse_many(drop_empty(problems), config)),
-        ("decontaminate", lambda problems: drop_contaminated(problems, config.decontaminate)),
+        ("decontaminate", decontaminate),
         ("duplicate", drop_exact_duplicates),
         ("near_duplicate", lambda problems: drop_near_duplicates(problems, config.near_duplicates)),
         ("prompt", lambda problems: _render(problems, tokenizer, config)),

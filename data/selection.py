@@ -6,10 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+
 from data.alignment import is_number
 from data.decontaminate import Decontaminator, Hit, Reference
 from data.near_duplicates import ERROR, jaccard, shingles, signatures, similar_pairs
-from data.words import words_of
+from data.words import split_words, words_of
 from pipeline.config import SourceConfig
 from pipeline.config.data import DecontaminateConfig
 from pipeline.seeds import derive_seed
@@ -74,8 +76,12 @@ def drop_exact_duplicates(problems: Iterable[Problem]) -> Sifted:
     return Sifted(list(first.values()), aside)
 
 
-def drop_contaminated(problems: Sequence[Problem], config: DecontaminateConfig) -> Sifted:
-    """Rule "decontaminate": a training problem (with its solution) that repeats a held-out one leaves."""
+def drop_contaminated(problems: Sequence[Problem], config: DecontaminateConfig, *, own_split: bool = False) -> Sifted:
+    """Rule "decontaminate": a training problem (with its solution) that repeats a held-out one leaves.
+
+    ``own_split``: the held-out problems are the sources' own. Then short ones, which are looked for whole, say nothing:
+    "What is 2 + 2?" stands in "What is 2 + 2 + 5?", and in such sets in hundreds of others. Exact copies leave anyway.
+    """
     references = [
         Reference(p.source, p.meta.get("row", p.problem_id), part, text)
         for p in problems
@@ -83,6 +89,10 @@ def drop_contaminated(problems: Sequence[Problem], config: DecontaminateConfig) 
         for part, text in (("problem", p.problem), ("solution", p.solution))
         if text
     ]
+    if own_split and references:
+        documents = split_words([reference.text for reference in references]).documents
+        lengths = np.bincount(documents, minlength=len(references)).tolist()
+        references = [r for r, length in zip(references, lengths, strict=True) if length >= config.whole_below]
     if config.rule == "off" or not references:
         return Sifted(list(problems), [])
     train = (p for p in problems if p.split == "train")

@@ -168,7 +168,7 @@ def _tables() -> tuple[np.ndarray, np.ndarray]:
     """(kind, random 64-bit weight of the lower case) of every code point, each [0x110000]."""
     kinds = np.zeros(sys.maxunicode + 1, np.uint8)
     folded = np.arange(sys.maxunicode + 1, dtype=np.uint32)
-    for code in range(sys.maxunicode + 1):
+    for code in (*range(0x40000), *range(0xE0000, 0xE1000)):  # no other has letters or marks
         character = chr(code)
         # Combining marks (category M) belong to the word they stand in: Bengali, Thai and Telugu need them.
         if character.isalnum() or unicodedata.category(character)[0] == "M":

@@ -160,6 +160,22 @@ def test_benchmarks_are_held_out_and_their_copies_leave_training(tmp_path):
     assert (row["rule"], json.loads(row["evidence"])["row"]) == ("decontaminate", "bench.jsonl:1")
 
 
+def test_short_problems_of_one_set_do_not_push_each_other_out(tmp_path):
+    rows = [{"problem": f"{a}+{b}=?", "answer": str(a + b)} for a in range(1, 10) for b in range(1, 10)]
+    rows += [{"problem": f"What is {a} plus {a}?", "answer": str(2 * a)} for a in range(20, 50)]
+    rows += [{"problem": f"What is {a} plus {a} plus 1?", "answer": str(2 * a + 1)} for a in range(20, 50)]
+    recipe = recipe_for(write_jsonl(tmp_path / "set.jsonl", rows), heldout_share=0.3, near_duplicates="1.0")
+    _, result = run(recipe, tmp_path)
+    assert result.metrics["set_aside"] == 0
+    asked = [{"problem": f"{words} 30 plus 30?", "answer": "60"} for words in ("What is", "Tell me", "Work out")]
+    bench = write_jsonl(tmp_path / "bench.jsonl", asked)
+    recipe = recipe_for(tmp_path / "set.jsonl", benchmarks=f'[{{name="file", path="{bench}"}}]', near_duplicates="1.0")
+    paths, result = run(recipe, tmp_path, run_id="b")
+    # Against a benchmark the published rule holds: its five words stand in two of the problems.
+    aside = pq.read_table(paths.directory / result.outputs["set_aside"]).to_pylist()
+    assert [row["problem"] for row in aside] == ["What is 30 plus 30?", "What is 30 plus 30 plus 1?"]
+
+
 def test_nul_bytes_long_texts_and_deep_latex_pass_through(tmp_path):
     rows = [
         *rows_of(20),

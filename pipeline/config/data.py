@@ -105,12 +105,18 @@ class DecontaminateConfig(Section):
     threshold_without_numbers: float = Field(default=0.8, ge=0.0, le=1.0)
     """Containment: least share of n-grams when the benchmark text has no number to tell a copy from a look-alike."""
     exact_below: int = Field(default=10, ge=3, le=50)
-    """Containment: benchmark texts of fewer words than this (and at least 3) are looked for whole, word for word."""
+    """Containment: benchmark texts of fewer words than this (and at least 3) are looked for whole, word for word. Problems
+    as short that were held out of the sources themselves are not looked for: only their exact copies leave."""
 
     @property
     def words(self) -> int:
         """The n of the n-grams."""
         return self.ngram or (10 if self.rule == "paper" else 4)
+
+    @property
+    def whole_below(self) -> int:
+        """Benchmark texts of fewer words than this are looked for whole."""
+        return self.words if self.rule == "paper" else max(self.words, self.exact_below)
 
 
 class WebConfig(Section):
@@ -127,9 +133,10 @@ class WebConfig(Section):
     epochs: int = Field(default=3, ge=1)
     """Passes over the training pages."""
     min_pages_read: int = Field(default=30_000, ge=1)
-    """Small seeds are passed over more often, until this many pages were read; the published three passes need many."""
-    bucket: int = Field(default=100_000, ge=1000)
-    """Rows that word n-grams are hashed into: memory is 4 * dim bytes a row."""
+    """Small seeds are learnt at up to five times ``lr`` and then passed over more often, until that is worth this many
+    pages read; the published three passes need many pages."""
+    bucket: int = Field(default=30_000, ge=1000)
+    """Rows that word n-grams are hashed into: memory is 4 * dim bytes a row. More for seeds of many thousand pages."""
     min_score: float = Field(default=0.5, ge=0.0, le=1.0)
     """Least score of a kept page."""
     keep_words: int | None = Field(default=None, ge=1)
