@@ -199,13 +199,13 @@ def sql(
     schema: Annotated[bool, typer.Option("--schema", help="Show every table's columns.")] = False,
     gib: Annotated[float, typer.Option("--gib", help="Most memory the query may take.")] = 4.0,
     seconds: Annotated[float, typer.Option("--seconds", help="Most time the query may take.")] = 300.0,
-    root: Root = "runs",
+    root: Annotated[str, typer.Option(help="Folder of all runs, or its URL: s3://bucket/runs.")] = "runs",
 ) -> None:
     """Ask the rollout history of one run or of all."""
     from pipeline.ask import answer
 
     answer(
-        query, run_id, Path(root), format_=format_, out=out, named=named, list_=list_, schema=schema,
+        query, run_id, root, format_=format_, out=out, named=named, list_=list_, schema=schema,
         gib=gib, seconds=seconds,
     )  # fmt: skip
 

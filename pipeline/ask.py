@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from pipeline.guard import check_reading, limited
 from pipeline.lineage import Lineage
 from pipeline.queries import QUERIES, named_sql
+from pipeline.remote import Remote, is_url, opened
 from pipeline.results import write_result_rows
 from pipeline.views import connect, view_columns
 
@@ -26,7 +27,8 @@ def sql(
     """The rows of one reading statement over the views of a run (its ancestors' rows included), or of all runs.
 
     ``.to_pandas()`` gives a data frame, ``datasets.Dataset(table)`` a Hugging Face set. Raises ValueError for a
-    statement that is wrong or would write, TimeoutError and MemoryError over the limits.
+    statement that is wrong or would write, TimeoutError and MemoryError over the limits. ``root`` may be the URL of an
+    object store, such as s3://bucket/runs.
     """
     with asked(query, run, root=root, gib=gib, seconds=seconds) as rows:
         return rows.read_all()
@@ -37,7 +39,25 @@ def asked(
     query: str, run: str | None = None, *, root: Path | str = "runs", gib: float = GIB, seconds: float = SECONDS
 ) -> Iterator[pa.RecordBatchReader]:
     """As ``sql``, a batch of rows at a time; the limits hold until the block ends."""
-    connection = connect(run, root=root)
+    with opened_store(root, run) as (folder, remote), _asked(query, run, folder, remote, gib, seconds) as rows:
+        yield rows
+
+
+@contextmanager
+def opened_store(root: Path | str, run: str | None) -> Iterator[tuple[Path, Remote | None]]:
+    """The folder in which the lineage is found, and where its Parquet files are when that is an object store."""
+    if not is_url(root):
+        yield Path(root), None
+        return
+    with opened(str(root), run) as remote:
+        yield remote.folder, remote
+
+
+@contextmanager
+def _asked(
+    query: str, run: str | None, folder: Path, remote: Remote | None, gib: float, seconds: float
+) -> Iterator[pa.RecordBatchReader]:
+    connection = connect(run, root=folder, remote=remote)
     try:
         check_reading(connection, query)
         with limited(connection, gib, seconds):
@@ -49,7 +69,7 @@ def asked(
 def answer(
     query: str | None,
     run: str | None,
-    root: Path,
+    root: Path | str,
     *,
     format_: str = "table",
     out: Path | None = None,
@@ -66,12 +86,17 @@ def answer(
         for name, entry in QUERIES.items():
             print(f"{name:<18} {entry.about}")
         return
-    if schema:
-        print_schema(Lineage(root, run).components() if root.is_dir() else [])
+    if schema and not is_url(root) and not Path(root).is_dir():
+        print_schema([])
         return
-    text = query if query is not None else named_sql(str(named), Lineage(root, run).components())
-    with asked(text, run, root=root, gib=gib, seconds=seconds) as rows:
-        count = write_result_rows(rows, format_, out, root)
+    with opened_store(root, run) as (folder, remote):
+        components = Lineage(folder, run).components()
+        if schema:
+            print_schema(components)
+            return
+        text = query if query is not None else named_sql(str(named), components)
+        with _asked(text, run, folder, remote, gib, seconds) as rows:
+            count = write_result_rows(rows, format_, out, folder)
     if out is not None:
         print(f"{out}: {count:,} row{'' if count == 1 else 's'}")
 

@@ -110,6 +110,8 @@ def limited(connection: duckdb.DuckDBPyConnection, gib: float, seconds: float) -
 def one_line(error: Exception) -> str:
     """DuckDB's message without its drawing of the statement, on one line, with the way out."""
     message = re.split(r"\n\s*\nLINE \d+:|\nLINE \d+:", str(error))[0]
+    if "Traceback (most recent call last)" in message:  # of a file system in Python: an object store's
+        message = message.strip().splitlines()[-1]
     message = " ".join(message.split())
     if message.startswith("Permission Error"):
         return f"{message}; a query reads the views of the store and nothing outside it (grpoflow sql --schema)"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,8 +26,11 @@ from pipeline.sqltext import quote as _quote
 if TYPE_CHECKING:
     import duckdb
 
+    from pipeline.remote import Remote
+
 logger = logging.getLogger(__name__)
 
+Located = Callable[[Sequence[Entry]], list[Entry]]
 SHOWN_TYPES = {"components": "STRUCT", "extra": "JSON"}
 GROUPS = """
 SELECT group_id, any_value(run_id) AS run_id, any_value(stage) AS stage, any_value(purpose) AS purpose,
@@ -50,11 +53,14 @@ GROUP_COLUMNS = {
 }  # fmt: skip
 
 
-def connect(run: str | None = None, *, root: Path | str = "runs") -> duckdb.DuckDBPyConnection:
+def connect(
+    run: str | None = None, *, root: Path | str = "runs", remote: Remote | None = None
+) -> duckdb.DuckDBPyConnection:
     """An in-memory DuckDB connection with the views of one run (its ancestors' rows included), or of all runs.
 
     It shows what was recorded when it was opened, and never changes a file: it can read the folder of runs and nothing
-    else, and statements that write are refused by ``pipeline.ask`` (this connection itself leaves them to you).
+    else, and statements that write are refused by ``pipeline.ask`` (this connection itself leaves them to you). With
+    ``remote`` (``pipeline.remote.opened``) it reads an object store; ``root`` is then its copy of names.
     Among all runs, one whose header is damaged is left out with a warning. Raises FileNotFoundError for a run or folder
     that is not there.
     """
@@ -64,37 +70,41 @@ def connect(run: str | None = None, *, root: Path | str = "runs") -> duckdb.Duck
     if run is not None and not (folder / run / "recipe.json").is_file():
         raise FileNotFoundError(f"run {run!r} is not in {folder}: `grpoflow status` lists the runs there")
     connection = duckdb.connect(config={"temp_directory": ""})
-    connection.execute(f"SET allowed_directories = [{_quote(str(folder.resolve()) + '/')}]")
+    readable = [str(folder.resolve()) + "/"]
+    if remote is not None:
+        connection.register_filesystem(remote.files)
+        readable.append(remote.url(str(remote.folder)))
+    connection.execute(f"SET allowed_directories = [{', '.join(map(_quote, readable))}]")
     for setting in ("autoinstall_known_extensions", "autoload_known_extensions", "enable_external_access"):
         connection.execute(f"SET {setting} = false")
     lineage = Lineage(folder.resolve(), run)
     for damage in lineage.left_out:
         logger.warning("left out: %s", damage)
-    create_views(connection, lineage)
+    create_views(connection, lineage, remote.located if remote is not None else list)
     return connection
 
 
-def create_views(connection: duckdb.DuckDBPyConnection, lineage: Lineage) -> None:
-    """Create the views of the tables, and scored, groups, runs and stages."""
+def create_views(connection: duckdb.DuckDBPyConnection, lineage: Lineage, located: Located = list) -> None:
+    """Create the views of the tables, and scored, groups, runs and stages; ``located`` says where the files are read."""
     components = lineage.components()
     for table in TABLES:
-        rows = _select(connection, table, lineage.entries(table), components)
+        rows = _select(connection, table, located(lineage.entries(table)), components)
         if table == "problems" and lineage.run is None:
             rows = _once(rows)
         connection.execute(f"CREATE VIEW {table} AS {rows}")
-    _create_scored(connection, lineage, components)
+    _create_scored(connection, lineage, components, located)
     connection.execute(f"CREATE VIEW groups AS {GROUPS}")
     create_runs(connection, lineage)
     create_stages(connection, lineage)
 
 
-def _create_scored(connection: Any, lineage: Lineage, components: list[str]) -> None:
+def _create_scored(connection: Any, lineage: Lineage, components: list[str], located: Located) -> None:
     ready, left = lineage.split_scored()
     rows = []
     if ready or not left["rollouts"]:
-        rows.append(_select(connection, SCORED, ready, components))
+        rows.append(_select(connection, SCORED, located(ready), components))
     if left["rollouts"]:
-        parts = {table: _select(connection, table, left[table], components, "_left") for table in left}
+        parts = {table: _select(connection, table, located(left[table]), components, "_left") for table in left}
         columns = [f"{table}.{_renamed(table, c.name)}" for table, c in scored_columns()]
         columns += [f"rewards.{_name(COMPONENT_PREFIX + name)}" for name in components]
         rows.append(
