@@ -126,6 +126,7 @@ def plan(
     flops: Annotated[float | None, typer.Option(help="Operations a second of a GPU in model.dtype, instead.")] = None,
     bandwidth: Annotated[float | None, typer.Option(help="Bytes a second of a GPU's memory, instead.")] = None,
     network: Annotated[float | None, typer.Option(help="Bytes a second of a GPU to others, instead.")] = None,
+    reached: Annotated[float | None, typer.Option(help="Share of the operations that layers reach; 0.4.")] = None,
     table: Annotated[bool, typer.Option("--table", help="0.5B to 72B on 1 to 1,024 GPUs, as Markdown.")] = False,
 ) -> None:
     """Whether a recipe fits on GPUs, seconds a step, and storage a day: arithmetic, nothing is loaded."""
@@ -134,7 +135,7 @@ def plan(
 
     print_plan(
         load_recipe(recipe, set_ or []), gpus=gpus, gib=gpu_memory, prompt=prompt_tokens, completion=completion_tokens,
-        rates=rates, given={"flops": flops, "bandwidth": bandwidth, "network": network}, table=table,
+        rates=rates, given={"flops": flops, "bandwidth": bandwidth, "network": network, "reached": reached}, table=table,
     )  # fmt: skip
 
 

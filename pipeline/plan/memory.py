@@ -165,7 +165,7 @@ def plan_memory(recipe: Recipe, shape: Shape, cluster: Cluster, prompt: int) -> 
     separate = recipe.learner.backend == "torch" and width == 2
     opening = max((8 if separate else 4) * whole, state + reference if stage3 else 0)
     sampler, cache, kept, kv_tokens = _sampler(recipe, shape, cluster, prompt)
-    scorer, training = _reward_model(recipe, shape)
+    scorer, training = _reward_model(recipe, shape, prompt)
     parts = {"opening the weights": (opening, 0.0, 0.0, 0.0)}
     for name in ("weights", "float32 masters", "moments"):
         parts[name] = (0.0, learner[name], learner[name], learner[name])
@@ -215,19 +215,26 @@ def _sampler(recipe: Recipe, shape: Shape, cluster: Cluster, prompt: int) -> tup
 
 
 def _reward_model(recipe: Recipe, shape: Shape) -> tuple[float, float]:
-    """(scoring, training on top of it) of the reward model: float32, on one GPU, AdamW, no checkpointing."""
-    if not recipe.rewards.weights.get("reward_model"):
+    """(scoring, training on top of it) of the reward model: float32 weights on one GPU, AdamW; autocast keeps a copy."""
+    if not recipe.has_reward_model:
         return 0.0, 0.0
+    config = recipe.reward_model
     backbone = shape.parameters - (0 if shape.tied else shape.vocabulary * shape.width)
-    tokens = recipe.reward_model.token_budget
-    kept = shape.layers * layer_bytes(shape, Batch(tokens, 0, tokens, 0), 4)
-    return 4.0 * backbone, 16.0 * backbone + kept + tokens * 2 * (shape.intermediate + shape.width) * 4
+    width, tokens = (2, config.token_budget) if config.dtype == "bfloat16" else (4, config.token_budget)
+    weights = (4.0 if width == 4 else 6.0) * backbone
+    trained = shape.lora_parameters(config.lora_rank) if config.lora_rank else backbone
+    layer = layer_bytes(shape, Batch(tokens, 0, tokens, 0), width)
+    kept = shape.layers * layer
+    if config.gradient_checkpointing:
+        kept = shape.layers * tokens * shape.width * width + layer
+    training = weights + (12.0 + (4.0 if config.lora_rank else 0.0)) * trained
+    return weights, training + kept + tokens * 2 * (shape.intermediate + shape.width) * width
 
 
 def _processes(recipe: Recipe) -> int:
     """Processes on the fullest GPU: the learner's rank, an engine, and the one with the reward model."""
     own_engine = recipe.sampler.engine == "vllm" and not recipe.sampler.vllm.urls
-    apart = recipe.learner.backend == "deepspeed" and bool(recipe.rewards.weights.get("reward_model"))
+    apart = recipe.learner.backend == "deepspeed" and recipe.has_reward_model
     return 1 + own_engine + apart
 
 
@@ -272,49 +279,58 @@ def changed(recipe: Recipe, changes: Sequence[Change]) -> Recipe:
 def smallest_changes(recipe: Recipe, gpus: int, lacking: Callable[[Recipe], float]) -> list[Change] | None:
     """Changes under which nothing is ``lacking`` (bytes), in the order of what they cost; None when none suffice.
 
-    Each that helps is taken until it fits; then those without which it fits too are left out again.
+    Each that helps is taken until it fits; then each is left out again, or made milder, where it fits without.
     """
-    taken: list[Change] = []
-    for change in ways(recipe, gpus):
-        now = lacking(changed(recipe, taken))
-        if now <= 0:
+    known = ways(recipe, gpus)
+    taken: dict[str, Change] = {}
+
+    def left(changes: dict[str, Change]) -> float:
+        return lacking(changed(recipe, list(changes.values())))
+
+    for change in known:
+        if left(taken) <= 0:
             break
-        rest = [other for other in taken if other.key != change.key]
-        if lacking(changed(recipe, [*rest, change])) < now:
-            taken = [*rest, change]
-    if lacking(changed(recipe, taken)) > 0:
+        if left(taken | {change.key: change}) < left(taken):
+            taken[change.key] = change
+    if left(taken) > 0:
         return None
-    for change in list(taken):
-        rest = [other for other in taken if other is not change]
-        if lacking(changed(recipe, rest)) <= 0:
-            taken = rest
-    return taken
+    for key, last in list(taken.items()):
+        without = {k: change for k, change in taken.items() if k != key}
+        milder = [without, *(taken | {key: c} for c in known[: known.index(last)] if c.key == key)]
+        taken = next((fewer for fewer in milder if left(fewer) <= 0), taken)
+    return list(taken.values())
 
 
 def ways(recipe: Recipe, gpus: int) -> list[Change]:
-    """Changes that make a recipe smaller, those first that cost least."""
+    """Changes that make a recipe smaller: first those that only take time, last those that change what is paid for."""
     learner, sampler = recipe.learner, recipe.sampler
     sharded, engines = learner.backend == "deepspeed", sampler.engine == "vllm" and not sampler.vllm.urls
-    found = [Change("learner.gradient_checkpointing", True)]
-    if engines:
-        found.insert(0, Change("sampler.vllm.sleep", True))
+    learnt = recipe.has_reward_model
+    found = [Change("sampler.vllm.sleep", True)] if engines else []
+    found.append(Change("learner.gradient_checkpointing", True))
+    if learnt:
+        found.append(Change("reward_model.gradient_checkpointing", True))
+        found += _halved("reward_model.token_budget", recipe.reward_model.token_budget)
+    found += _halved("learner.micro_batch_tokens", learner.micro_batch_tokens)
     if sharded:
         found += [Change("learner.zero_stage", stage) for stage in (2, 3) if stage > learner.zero_stage]
-    budget = learner.micro_batch_tokens
-    while (budget := budget // 2) >= LEAST_BUDGET:
-        found.append(Change("learner.micro_batch_tokens", budget))
     if engines:
-        split = sampler.vllm.tensor_parallel
-        while (split := split * 2) <= min(gpus, 8):
-            found.append(Change("sampler.vllm.tensor_parallel", split))
+        splits = [sampler.vllm.tensor_parallel * factor for factor in (2, 4, 8)]
+        found += [Change("sampler.vllm.tensor_parallel", split) for split in splits if split <= min(gpus, 8)]
     if sharded:
         found.append(Change("learner.offload_optimizer", True))
     if engines:
         found += [Change("sampler.vllm.memory_share", s) for s in (0.3, 0.2) if s < sampler.vllm.memory_share]
-    if not recipe.rewards.weights.get("reward_model"):
-        return found
-    budget = recipe.reward_model.token_budget
-    while (budget := budget // 2) >= LEAST_BUDGET:
-        found.append(Change("reward_model.token_budget", budget))
-    others = {name: weight for name, weight in recipe.rewards.weights.items() if name != "reward_model"}
-    return [*found, Change("rewards.weights", others if any(others.values()) else others | {"verifier": 1.0})]
+    if learnt:
+        found.append(Change("reward_model.lora_rank", recipe.reward_model.lora_rank or 64))
+        others = {name: weight for name, weight in recipe.rewards.weights.items() if name != "reward_model"}
+        found.append(Change("rewards.weights", others if any(others.values()) else others | {"verifier": 1.0}))
+    return found
+
+
+def _halved(key: str, tokens: int) -> list[Change]:
+    """A budget of tokens halved, and again, down to the smallest that a plan proposes."""
+    found = []
+    while (tokens := tokens // 2) >= LEAST_BUDGET:
+        found.append(Change(key, tokens))
+    return found

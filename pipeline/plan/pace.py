@@ -140,20 +140,25 @@ def sampling_seconds(recipe: Recipe, shape: Shape, memory: Memory, rates: Rates,
 
 
 def refresh_seconds(recipe: Recipe, shape: Shape, rates: Rates, lengths: Lengths) -> float:
-    """Seconds in which the reward model learns a round's rollouts, at its end: on one GPU, in float32."""
-    if not recipe.rewards.weights.get("reward_model"):
+    """Seconds in which the reward model learns a round's rollouts, at its end: on one GPU."""
+    if not recipe.has_reward_model:
         return 0.0
     config = recipe.grpo
     rows = config.steps * config.problems_per_step * config.group_size * (1 + recipe.reward_model.replay)
     tokens = rows * (lengths.prompt + lengths.completion) * recipe.reward_model.epochs
-    return 3 * forward_flops(shape, tokens, lengths.completion / 2, 0) / (rates.flops_float32 * rates.reached)
+    passes = 3 + int(recipe.reward_model.gradient_checkpointing)
+    return passes * forward_flops(shape, tokens, lengths.completion / 2, 0) / _reward_model_rate(recipe, rates)
 
 
 def _scoring(recipe: Recipe, shape: Shape, rates: Rates, lengths: Lengths) -> float:
-    if not recipe.rewards.weights.get("reward_model"):
+    if not recipe.has_reward_model:
         return 0.0
     tokens = recipe.grpo.problems_per_step * recipe.grpo.group_size * (lengths.prompt + lengths.completion)
-    return forward_flops(shape, tokens, lengths.completion / 2, 0) / (rates.flops_float32 * rates.reached)
+    return forward_flops(shape, tokens, lengths.completion / 2, 0) / _reward_model_rate(recipe, rates)
+
+
+def _reward_model_rate(recipe: Recipe, rates: Rates) -> float:
+    return (rates.flops if recipe.reward_model.dtype == "bfloat16" else rates.flops_float32) * rates.reached
 
 
 def _traffic(recipe: Recipe, weights: float, micro: int, steps: int, scorings: int) -> float:

@@ -91,7 +91,7 @@ def make_plan(recipe: Recipe, *, gpus: int, gib: float, rates: Rates, prompt: fl
     ValueError for amounts that are not positive, an unknown model, or a recipe that cannot use the GPUs.
     """
     amounts = {"--gpus": gpus, "--gpu-memory": gib, "--prompt-tokens": prompt, "--flops": min(rates.flops, rates.flops_float32),
-               "--bandwidth": rates.bandwidth, "--network": rates.network}  # fmt: skip
+               "--bandwidth": rates.bandwidth, "--network": rates.network, "--reached": rates.reached}  # fmt: skip
     if completion is not None:
         amounts["--completion-tokens"] = completion
     for name, amount in amounts.items():
