@@ -214,13 +214,15 @@ def _sampler(recipe: Recipe, shape: Shape, cluster: Cluster, prompt: int) -> tup
     return (0.0, 0.0, 0.0, tokens) if engine.urls else (weights, max(0.0, cache), float(not engine.sleep), tokens)
 
 
-def _reward_model(recipe: Recipe, shape: Shape) -> tuple[float, float]:
+def _reward_model(recipe: Recipe, shape: Shape, prompt: int) -> tuple[float, float]:
     """(scoring, training on top of it) of the reward model: float32 weights on one GPU, AdamW; autocast keeps a copy."""
     if not recipe.has_reward_model:
         return 0.0, 0.0
     config = recipe.reward_model
     backbone = shape.parameters - (0 if shape.tied else shape.vocabulary * shape.width)
-    width, tokens = (2, config.token_budget) if config.dtype == "bfloat16" else (4, config.token_budget)
+    # A sequence that is longer than the budget is a pass of its own.
+    tokens = max(config.token_budget, prompt + recipe.sampler.max_tokens)
+    width = 2 if config.dtype == "bfloat16" else 4
     weights = (4.0 if width == 4 else 6.0) * backbone
     trained = shape.lora_parameters(config.lora_rank) if config.lora_rank else backbone
     layer = layer_bytes(shape, Batch(tokens, 0, tokens, 0), width)
