@@ -69,7 +69,8 @@ def read_physical(table: str, piece: Piece, columns: Sequence[str] | None = None
         if not piece.path.exists():
             raise
         raise ValueError(
-            f"{piece.path}: not a readable Parquet file ({error}); move it away and run the stage {piece.key} again"
+            f"{piece.path}: not a readable Parquet file ({error}); put a whole copy back, or branch off before it with "
+            f"--resume-from {piece.key}"
         ) from None
 
 

@@ -35,6 +35,11 @@ def run(context: StageContext, learner: Learner, round_: int, step: int) -> Stag
     """
     rollouts = read_rollouts(context.paths, f"{step_key(round_, step)}/rollout")
     rewards = read_rewards(context.paths, f"{step_key(round_, step)}/reward")
+    if not rollouts or len(rewards) != len(rollouts):
+        raise ValueError(
+            f"{context.key}: {len(rollouts)} rollouts and {len(rewards)} rewards of its step are recorded, so a file of "
+            f"the tables is gone; put it back, or branch off with --resume-from {step_key(round_, step)}/rollout"
+        )
     sequences, rows, zero_share = credit(context, rollouts, rewards)
     if not store.has(context.paths, "advantages", context.key):
         store.append(context.paths, "advantages", context.key, rows)

@@ -2,6 +2,7 @@
 
 import json
 import resource
+import shutil
 import sys
 import time
 from contextlib import contextmanager
@@ -10,6 +11,8 @@ from datetime import datetime
 import pytest
 
 from flows.cli import main
+from flows.console import Display
+from flows.execute import execute
 from pipeline import store
 from pipeline.rundir import RunPaths, read_result, stage_keys
 from stages.checkpoint import is_intact
@@ -157,6 +160,29 @@ def test_a_clock_that_jumps_back_changes_nothing(whole, tmp_path, monkeypatch):
     assert_same_after_resume(whole, tmp_path)
 
 
+def test_a_truncated_result_is_named_and_its_stage_alone_is_done_again(whole, tmp_path):
+    recipe, paths = copy_of(whole, tmp_path)
+    key = "round-02/step-0003/update"
+    paths.result_file(key).write_text(paths.result_file(key).read_text()[:40])
+    display = Display(len(stage_keys(recipe)), quiet=True)
+    with pytest.raises(ValueError, match=rf"{key}/result\.json: is damaged .*; delete it, and the run does"):
+        execute(recipe, paths, display=display)
+    paths.result_file(key).unlink()
+    execute(recipe, paths, display=display)
+    found = compare(whole[1], paths)
+    assert (found.rows_lost, found.rows_doubled, found.bits_differ) == (0, 0, 0), found.details[:5]
+
+
+def test_nothing_is_learnt_from_a_step_whose_rows_are_gone(whole, tmp_path):
+    recipe, paths = copy_of(whole, tmp_path)
+    key = "round-02/step-0003/update"
+    paths.result_file(key).unlink()
+    for table in ("rollouts", "rewards"):
+        shutil.rmtree(paths.table(table))
+    with pytest.raises(ValueError, match=rf"{key}: 0 rollouts .* --resume-from round-02/step-0003/rollout"):
+        execute(recipe, paths, display=Display(len(stage_keys(recipe)), quiet=True))
+
+
 def test_a_child_from_every_kind_of_stage_ends_like_its_parent(whole, root):
     # The same recipe from the same states samples the same; only the run id, and with it the row ids, are the child's.
     _, parent = whole
@@ -185,6 +211,13 @@ def test_kept_rejection_samples_are_correct_finished_and_distinct(whole):
     assert kept
     assert all(rewards[i]["correct"] and rollouts[i]["finish_reason"] == "stop" for i in kept)
     assert len({(rollouts[i]["problem_id"], rollouts[i]["text"]) for i in kept}) == len(kept)
+
+
+def copy_of(whole, folder):
+    """The whole run, to be damaged."""
+    recipe, paths = whole
+    shutil.copytree(paths.directory, folder / "tiny")
+    return recipe, RunPaths(folder, "tiny")
 
 
 @contextmanager

@@ -1,11 +1,14 @@
 """Opening runs: new ones, the same again, children; and what is refused."""
 
+import json
+import os
+
 import pytest
 
 from flows.evaluate import report_all
 from flows.evaluate_model import check_unchanged
 from flows.runs import changed_fields, claim_run, find_run, first_stage, open_run, read_recipe
-from flows.status import print_runs
+from flows.status import print_run, print_runs
 from pipeline.config import load_recipe
 from pipeline.rundir import RunPaths, locked, read_result, stage_keys, write_result
 from pipeline.types import StageResult
@@ -27,6 +30,16 @@ def test_the_same_command_continues_the_same_run(tmp_path):
     again, same = open_run("embedded", SMALL, None, None, tmp_path)
     assert same == paths
     assert again == recipe == read_recipe(paths)
+
+
+def test_a_run_of_before_a_field_was_there_continues_when_the_recipe_has_its_default(tmp_path):
+    _, paths = open_run("embedded", SMALL, "mine", None, tmp_path)
+    header = json.loads(paths.recipe_file.read_text())
+    del header["recipe"]["warm_start"]["checkpoint_every"]
+    paths.recipe_file.write_text(json.dumps(header | {"digest": "of that recipe"}))
+    open_run("embedded", SMALL, "mine", None, tmp_path)
+    with pytest.raises(ValueError, match=r"warm_start\.checkpoint_every differ"):
+        open_run("embedded", [*SMALL, "warm_start.checkpoint_every=9"], "mine", None, tmp_path)
 
 
 def test_run_id_alone_continues_with_the_recipe_the_run_was_started_with(tmp_path):
@@ -67,6 +80,24 @@ def test_resuming_from_a_stage_whose_predecessor_is_not_complete_names_it(tmp_pa
     complete(parent, recipe, "reward_model")
     with pytest.raises(ValueError, match=r"stage reward_model of run mine is not complete"):
         open_run(None, [], "mine", "round-01/step-0001/rollout", tmp_path)
+
+
+def test_the_status_of_a_run_says_what_is_done_and_where_it_goes_on(tmp_path, capsys):
+    recipe, paths = open_run("embedded", SMALL, "mine", None, tmp_path)
+    complete(paths, recipe, "round-01/step-0002/reward")
+    print_run(tmp_path, "mine")
+    shown = capsys.readouterr().out
+    keys = stage_keys(recipe)
+    done = keys.index("round-01/step-0002/reward")
+    assert f"run mine: stopped; {done} of {len(keys)} stages done" in shown
+    left = len(keys) - done
+    assert f"{left} stages to do, from round-01/step-0002/reward: grpoflow run --run-id mine" in shown
+    with locked(paths):
+        print_runs(tmp_path)
+        print_run(tmp_path, "mine")
+    shown = capsys.readouterr().out
+    assert f"{done}/{len(keys)}" in shown
+    assert f"run mine: running (pid {os.getpid()} on " in shown
 
 
 def test_unknown_stage_and_run_name_the_nearest(tmp_path):
@@ -115,6 +146,7 @@ def test_the_first_reader_of_a_field_is_the_first_stage_that_is_there():
     assert first_stage("sampler.temperature", plain) == "evaluate/warm-start"
     # Worked solutions that are longer than a completion may be are not learned from.
     assert first_stage("sampler.max_tokens", plain) == "sft"
+    assert first_stage("warm_start.checkpoint_every", plain) is None
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", "{}", "\xff"])

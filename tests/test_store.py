@@ -172,7 +172,7 @@ def test_a_write_that_fails_leaves_nothing(run, monkeypatch):
 def test_a_truncated_file_is_named(run):
     file = store.append(run, "rollouts", KEY, [rollout_row(run, KEY)])
     file.write_bytes(file.read_bytes()[:-20])
-    with pytest.raises(ValueError, match=r"rollout--00000.parquet: not a readable Parquet file.*run the stage"):
+    with pytest.raises(ValueError, match=r"rollout--00000.parquet: not a readable Parquet file.*--resume-from"):
         store.read(run, "rollouts", KEY)
 
 
