@@ -332,7 +332,7 @@ def leave_failures_to_main() -> None:
     """
     import prefect.logging  # noqa: F401 - the import sets the handlers up
 
-    sources = ("prefect.flow_runs", "prefect.task_runs", "flows.execute")
+    sources = ("prefect.flow_runs", "prefect.task_runs", "flows.execute", "stages.guards", "rewards.watch")
     for name in ("root", "prefect", "prefect.flow_runs", "prefect.task_runs"):
         for handler in logging.getLogger(name).handlers:
             if type(handler).__name__ == "PrefectConsoleHandler":
