@@ -6,6 +6,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pipeline.events import Event
 from pipeline.protocols import Sampler
 from pipeline.rundir import StageContext, step_key
 from pipeline.seeds import derive_seed
@@ -77,6 +78,8 @@ def watch(context: StageContext, round_: int, steps: Sequence[int]) -> dict[str,
     warning = drift(first, last)
     if warning:
         logger.warning("round %d: %s", round_, warning)
+        if context.tell:
+            context.tell(Event("drift", "warning", warning))
     found = {f"{when}/{k}": v for when, part in (("first_third", first), ("last_third", last)) for k, v in part.items()}
     return {**found, "drift": warning or ""}
 
