@@ -25,6 +25,7 @@ from prefect.events.schemas.automations import EventTrigger, Posture
 from prefect.events.schemas.events import ResourceSpecification
 from prefect.exceptions import ObjectNotFound
 from prefect.states import Cancelling, Crashed
+from prefect.types import SecretDict
 from pydantic import SecretStr
 
 from flows.service import POOL, QUEUE, started_at
@@ -93,7 +94,9 @@ async def notify(url: str) -> int:
             continue
     if not url:
         return 0
-    block_id: Any = await Webhook(method="POST", url=SecretStr(url)).save(WEBHOOK, overwrite=True)
+    block_id: Any = await Webhook(
+        method="POST", url=SecretStr(url), headers=SecretDict({"Content-Type": "application/json"})
+    ).save(WEBHOOK, overwrite=True)
     for name, (events, flow, words) in NOTICES.items():
         related: dict[str, str | list[str]] = (
             {"prefect.resource.role": "flow", "prefect.resource.name": flow} if flow else {}

@@ -200,8 +200,9 @@ class Service:
         worker = self.process("worker")
         rows.append(("worker", worker is not None, f"pid {worker}" if worker else "not running: grpoflow up"))
         database = self.home / "prefect" / "prefect.db"
-        size = sum(p.stat().st_size for p in database.parent.glob("prefect.db*")) if database.parent.is_dir() else 0
-        rows.append(("database", size < 2**31, f"{size / 2**20:.1f} MiB at {database}"))
+        if database.is_file():  # with another database or another machine's server there is none
+            size = sum(p.stat().st_size for p in database.parent.glob("prefect.db*"))
+            rows.append(("database", size < 2**31, f"{size / 2**20:.1f} MiB at {database}"))
         if rows[0][1]:
             stale = self._in_prefect("stale")
             rows.append(("stale runs", stale == 0, f"{stale}" + (": grpoflow up marks them crashed" if stale else "")))
