@@ -15,6 +15,7 @@ from pipeline.types import Problem, Reward, Rollout
 from rewards.aggregation import combine, without_in_plain_groups
 from rewards.code import CodeRunner, CodeVerdict, tests_of
 from rewards.components import LEARNT, PURE, AnswerFormat, Item, check_names
+from rewards.procedural import TaskScorer, task_of
 from rewards.user_functions import UserFunction
 from rewards.verifier import Verdict
 from rewards.watch import StepWatch
@@ -54,6 +55,7 @@ class Scorer:
         self._reward_model, self._process_model = reward_model, process_model
         self._verifier, self._owned = verifier, verifier is None
         self._code = CodeRunner(config)
+        self._tasks = TaskScorer(config.function_timeout)
         self._functions: dict[str, UserFunction] = {}
         self._watch = StepWatch(config)
         self.faults: Counter[str] = Counter()
@@ -81,6 +83,7 @@ class Scorer:
         for function in self._functions.values():
             function.close()
         self._functions = {}
+        self._tasks.close()
         if self._owned and self._verifier is not None:
             self._verifier.__exit__(None, None, None)
             self._verifier = None
@@ -153,12 +156,18 @@ class Scorer:
         if missing:
             raise ValueError(f"{len(missing)} problems of the rollouts were not given, the first is {missing[0]}")
         pairs = [(problems[rollout.problem_id], rollout) for rollout in rollouts]
-        maths = [(p.answer, r.text, r.finish_reason) for p, r in pairs if tests_of(p) is None]
+        answered = [(p, r) for p, r in pairs if tests_of(p) is None and task_of(p) is None]
+        maths = [(p.answer, r.text, r.finish_reason) for p, r in answered]
         verdicts = iter(self._verifier.judge_many(maths, progress))
+        tasks = iter(self._tasks.judge_many([(p, r.text, r.finish_reason) for p, r in pairs if task_of(p) is not None]))
         codes = iter(
             self._code.judge_many([(p, r.text, r.finish_reason) for p, r in pairs if tests_of(p) is not None], progress)
         )
-        items = [Item(p, r, next(verdicts)) if tests_of(p) is None else _code_item(p, r, next(codes)) for p, r in pairs]
+        items = [
+            _code_item(p, r, next(codes)) if tests_of(p) is not None
+            else Item(p, r, next(verdicts if task_of(p) is None else tasks))
+            for p, r in pairs
+        ]  # fmt: skip
         self.faults.update(
             f"{'verifier' if item.code is None else 'code'}/{item.verdict.status}"
             for item in items

@@ -13,6 +13,8 @@ from pipeline.models import load_tokenizer, prepare_base
 from pipeline.rundir import StageContext
 from pipeline.types import Problem, TrainSequence
 from rewards.code import CodeRunner, CodeVerdict, tests_of
+from rewards.procedural import TaskScorer, task_of
+from rewards.verifier import Verdict
 from rewards.workers import VerifierPool
 from stages.checkpoint import MANIFEST, is_intact, new_checkpoint
 
@@ -55,19 +57,30 @@ def gold_check(config: RewardConfig) -> Callable[[Sequence[Problem]], list[str |
     """A function that says of each problem why its gold cannot be used, or None: it must be correct against itself."""
 
     def check(problems: Sequence[Problem]) -> list[str | None]:
-        maths, codes = ([p for p in problems if (tests_of(p) is not None) == code] for code in (False, True))
+        codes = [p for p in problems if tests_of(p) is not None]
+        tasks = [p for p in problems if task_of(p) is not None]
+        maths = [p for p in problems if tests_of(p) is None and task_of(p) is None]
         with VerifierPool(config.workers, config.timeout, config.memory_mb) as pool:
             verdicts = pool.judge_many([(p.answer, f"\\boxed{{{p.answer}}}", "stop") for p in maths])
-        judged = iter([
-            None if v.status == "correct" else f"the verifier says {v.status} of the gold itself" for v in verdicts
-        ])  # fmt: skip
+        judged = iter([_gold_fault(verdict, "verifier") for verdict in verdicts])
+        scorer = TaskScorer(config.function_timeout)
+        try:
+            scored = scorer.judge_many([(p, f"\\boxed{{{p.answer}}}", "stop") for p in tasks])
+        finally:
+            scorer.close()
+        scores = iter([_gold_fault(verdict, "task's scorer") for verdict in scored])
         # Of a code problem whose solution has no program, only the form of the tests can be checked.
         tried = iter(CodeRunner(config).judge_many([(p, p.solution or "", "stop") for p in codes]))
         return [
-            next(judged) if tests_of(p) is None else _tests_fault(next(tried)) for p in problems
-        ]  # fmt: skip
+            _tests_fault(next(tried)) if tests_of(p) is not None else next(judged if task_of(p) is None else scores)
+            for p in problems
+        ]
 
     return check
+
+
+def _gold_fault(verdict: Verdict, judge: str) -> str | None:
+    return None if verdict.status == "correct" else f"the {judge} says {verdict.status} of the gold itself"
 
 
 def _tests_fault(verdict: CodeVerdict) -> str | None:
