@@ -226,8 +226,8 @@ class Engines:
     def scorer(self, refreshed: int | None, *, steps: bool = False) -> Scorer:
         """The scorer, with the reward models as refreshed at the end of this round (0: as first trained).
 
-        None while there are none yet: their components are left out. With ``steps`` the process reward model scores the
-        end of every step, even where no component asks for it.
+        None while there are none yet, or to have them out of memory: their components are left out. With ``steps`` the
+        process reward model scores the end of every step, even where no component asks for it.
         """
         weights, learnt = dict(self.recipe.rewards.weights), refreshed is not None
         outcome = f"reward-model-{refreshed:02d}" if learnt and self.recipe.has_reward_model else None
@@ -240,6 +240,8 @@ class Engines:
             config = self.recipe.rewards.model_copy(update={"weights": paid})
             self._scorer = Scorer(config, self.recipe.data.answer_format).__enter__()
             self._scorer_learnt = learnt
+        if not learnt:
+            self._reward_models.clear()
         self._scorer.set_reward_model(self._learnt(outcome))
         self._scorer.set_process_model(self._learnt(process))
         return self._scorer

@@ -57,6 +57,10 @@ def run_recipe(flow: Workflow, engines: Engines) -> dict[str, Any]:
         sampler = engines.sampler("warm-start")
         return process_model.run(context, sampler, engines.tokenizer, engines.scorer(None), train)
 
+    def probe_difficulty(context: Any) -> StageResult:
+        sampler = engines.sampler("warm-start")
+        return probe.run(context, sampler, engines.tokenizer, engines.scorer(None), train)
+
     def sample_for_rejection(context: Any) -> StageResult:
         name = f"round-{rounds:02d}"
         return reject.run(context, engines.sampler(name), engines.tokenizer, engines.scorer(rounds), train)
@@ -71,6 +75,8 @@ def run_recipe(flow: Workflow, engines: Engines) -> dict[str, Any]:
     if recipe.has_process_model:
         stage("process_model", train_process_model)
     evaluate_policy(flow, engines, heldout, "warm-start")
+    if recipe.data.curriculum.probe_samples:
+        stage("probe", probe_difficulty)
 
     for round_ in range(1, rounds + 1):
         for step in range(1, recipe.grpo.steps + 1):
@@ -120,10 +126,11 @@ def explore_and_learn(flow: Workflow, engines: Engines, train: list[Problem], ro
 def refresh_round(engines: Engines, train: list[Problem], round_: int, context: Any) -> StageResult:
     """The end of a round: the policy becomes the next reference, and the reward models learn the new rollouts."""
     learner, tokenizer = engines.policy_after_round(round_), engines.tokenizer
+    scorer = engines.scorer(None)  # the models that scored leave the memory to those that learn
 
     def relabel() -> dict[str, Any]:
         sampler = engines.sampler(f"round-{round_:02d}")
-        return process_model.refresh(context, sampler, tokenizer, engines.scorer(round_ - 1), train, round_)
+        return process_model.refresh(context, sampler, tokenizer, scorer, train, round_)
 
     return refresh.run(context, learner, round_, relabel)
 

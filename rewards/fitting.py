@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from pipeline.backends.policy_model import without_dropout
 from pipeline.config import RewardModelConfig
 from pipeline.protocols import Progress, no_progress
 from rewards.scalar import Marked, ScalarModel, batches
@@ -32,11 +34,29 @@ def fit(
     Pointwise: cross-entropy, averaged over all positions of a step. Pairwise: Bradley-Terry, -log sigmoid(better -
     worse), averaged over the pairs of a problem and then over problems; rows of a problem stay in one step.
     """
+    plan = [step for epoch in range(config.epochs) for step in _steps(rows, config.batch_size, pairwise, seed, epoch)]
+    with _trainable(model, config, seed):
+        losses = _train(model, plan, config, pairwise, progress or no_progress)
+    tenth = max(1, len(losses) // 10)
+    return {
+        "steps": len(plan),
+        "tokens": sum(len(row.token_ids) for step in plan for row in step),
+        "loss_first": sum(losses[:tenth]) / tenth if losses else None,
+        "loss_last": sum(losses[-tenth:]) / tenth if losses else None,
+    }
+
+
+def _train(
+    model: ScalarModel, plan: Sequence[Sequence[Marked]], config: RewardModelConfig, pairwise: bool, progress: Progress
+) -> list[float]:
+    """One optimizer step for each element of ``plan``; returns their losses."""
     import torch
 
-    plan = [step for epoch in range(config.epochs) for step in _steps(rows, config.batch_size, pairwise, seed, epoch)]
     warmup = math.ceil(config.warmup_share * len(plan))
-    head, backbone = [model.classifier.score.weight], list(model.classifier.base_model.parameters())
+    head, backbone = (
+        [model.classifier.score.weight],
+        [p for p in model.classifier.base_model.parameters() if p.requires_grad],
+    )
     optimizer = torch.optim.AdamW(
         [{"params": backbone, "peak": config.lr}, {"params": head, "peak": config.head_lr}], weight_decay=0.0
     )
@@ -54,14 +74,35 @@ def fit(
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss)
-        (progress or no_progress)(number + 1, len(plan), f"loss {loss:.3f}")
-    tenth = max(1, len(losses) // 10)
-    return {
-        "steps": len(plan),
-        "tokens": sum(len(row.token_ids) for step in plan for row in step),
-        "loss_first": sum(losses[:tenth]) / tenth if losses else None,
-        "loss_last": sum(losses[-tenth:]) / tenth if losses else None,
-    }
+        progress(number + 1, len(plan), f"loss {loss:.3f}")
+    return losses
+
+
+@contextmanager
+def _trainable(model: ScalarModel, config: RewardModelConfig, seed: int) -> Iterator[None]:
+    """With LoRA's additions, which are merged into the weights at the end, and recomputed activations, as configured."""
+    import torch
+
+    classifier = model.classifier
+    if config.lora_rank:
+        from peft import LoraConfig, get_peft_model
+
+        lora = LoraConfig(
+            r=config.lora_rank, lora_alpha=config.lora_alpha, lora_dropout=0.0, target_modules="all-linear"
+        )
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed % 2**63)
+            adapted: Any = get_peft_model(classifier.base_model, lora)
+        setattr(classifier, classifier.base_model_prefix, adapted)
+    if config.gradient_checkpointing:
+        without_dropout(classifier)
+        classifier.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        classifier.train()  # transformers recomputes in training mode only
+    yield
+    if config.gradient_checkpointing:
+        classifier.eval().gradient_checkpointing_disable()
+    if config.lora_rank:
+        setattr(classifier, classifier.base_model_prefix, adapted.merge_and_unload())
 
 
 def _steps(rows: Sequence[Marked], batch_size: int, pairwise: bool, seed: int, epoch: int) -> Iterator[list[Marked]]:

@@ -49,8 +49,8 @@ class OutcomeRewardModel:
     @classmethod
     def load(cls, directory: Path, *, device: str | None = None) -> OutcomeRewardModel:
         """From a folder that ``train_outcome_model`` wrote; ``device`` None is the GPU where there is one."""
-        read_kind(directory, "outcome")
-        return cls(ScalarModel.load(directory, device=device))
+        kind = read_kind(directory, "outcome")
+        return cls(ScalarModel.load(directory, device=device, dtype=kind.get("dtype", "float32")))
 
     def score(
         self, sequences: Sequence[tuple[Sequence[int], Sequence[int]]], progress: Progress | None = None
@@ -83,12 +83,12 @@ def train_outcome_model(
     positives = sum(row.label > 0.5 for row in rows) / len(rows)
     if positives in (0.0, 1.0):
         logger.warning("reward model %s: all %d labels are %g: nothing can be learnt", out.name, len(rows), positives)
-    model = ScalarModel.load(init, train=True)
+    model = ScalarModel.load(init, train=True, dtype=config.dtype)
     marked = [_marked(r.prompt_token_ids, r.completion_token_ids, r.label, r.problem_id) for r in rows]
     pairwise = config.objective == "pairwise"
     metrics = fit(model, marked, config, seed=seed, pairwise=pairwise, progress=progress)
     model.save(out)
-    write_kind(out, "outcome", objective=config.objective)
+    write_kind(out, "outcome", objective=config.objective, dtype=config.dtype)
     return {
         "rows": len(rows),
         "correct_share": positives,

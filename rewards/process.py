@@ -31,7 +31,8 @@ class ProcessRewardModel:
     def load(cls, directory: Path, *, device: str | None = None) -> ProcessRewardModel:
         """From a folder that ``train_process_model`` wrote; it splits steps as it was trained to."""
         kind = read_kind(directory, "process")
-        return cls(ScalarModel.load(directory, device=device), kind["step_delimiter"])
+        model = ScalarModel.load(directory, device=device, dtype=kind.get("dtype", "float32"))
+        return cls(model, kind["step_delimiter"])
 
     def score(
         self, sequences: Sequence[tuple[Sequence[int], Sequence[int]]], progress: Progress | None = None
@@ -71,10 +72,10 @@ def train_process_model(
             f"process reward model {out.name}: there is no labelled step to train on; raise reward_model.problems or "
             f"reward_model.continuations"
         )
-    model = ScalarModel.load(init, train=True)
+    model = ScalarModel.load(init, train=True, dtype=config.dtype)
     metrics = fit(model, marked, config, seed=seed, progress=progress)
     model.save(out)
-    write_kind(out, "process", step_delimiter=config.step_delimiter, step_labels=config.step_labels)
+    write_kind(out, "process", step_delimiter=config.step_delimiter, step_labels=config.step_labels, dtype=config.dtype)
     targets = [target for row in marked for target in row.targets]
     return {
         "rows": len(marked),

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from pipeline.config import ModelConfig
 from pipeline.models import load_tokenizer
@@ -20,6 +20,7 @@ from pipeline.protocols import Progress, no_progress
 if TYPE_CHECKING:
     import torch
 
+Dtype = Literal["float32", "bfloat16"]
 TOKEN_BUDGET = 4096
 """Tokens, padding included, in one forward pass of scoring."""
 
@@ -35,13 +36,15 @@ class Marked:
 
 
 class ScalarModel:
-    """Backbone and head on one device."""
+    """Backbone and head on one device. ``dtype`` is that of the passes; weights and scores are float32."""
 
-    def __init__(self, classifier: Any, tokenizer: Any) -> None:
-        self.classifier, self.tokenizer = classifier, tokenizer
+    def __init__(self, classifier: Any, tokenizer: Any, dtype: Dtype = "float32") -> None:
+        self.classifier, self.tokenizer, self.dtype = classifier, tokenizer, dtype
 
     @classmethod
-    def load(cls, directory: Path, *, train: bool = False, device: str | None = None) -> ScalarModel:
+    def load(
+        cls, directory: Path, *, train: bool = False, device: str | None = None, dtype: Dtype = "float32"
+    ) -> ScalarModel:
         """A policy's folder with a head of zeros (every score 0), or a folder that ``save`` wrote.
 
         Weights in float32, no dropout. ``device`` None is the GPU where there is one. ValueError for a model whose
@@ -65,7 +68,7 @@ class ScalarModel:
         classifier.config.problem_type = "regression"
         device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         classifier = classifier.to(device).eval().requires_grad_(train)
-        return cls(classifier, load_tokenizer(directory, ModelConfig(name=str(directory))))
+        return cls(classifier, load_tokenizer(directory, ModelConfig(name=str(directory))), dtype)
 
     def save(self, directory: Path) -> None:
         """Write weights, configuration and tokenizer into ``directory``."""
@@ -84,9 +87,10 @@ class ScalarModel:
             ids[index, : lengths[index]] = torch.as_tensor(row.token_ids)
         at = torch.tensor([(index, position) for index, row in enumerate(rows) for position in row.positions])
         # Padding comes last and attention is causal: no real token sees it, so no mask is needed.
-        hidden = self.classifier.base_model(input_ids=ids.to(self.device), use_cache=False).last_hidden_state
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.dtype == "bfloat16"):
+            hidden = self.classifier.base_model(input_ids=ids.to(self.device), use_cache=False).last_hidden_state
         at = at.to(self.device)
-        return self.classifier.score(hidden[at[:, 0], at[:, 1]]).squeeze(-1).float()  # [B, T, H] -> [N]
+        return self.classifier.score(hidden[at[:, 0], at[:, 1]].float()).squeeze(-1)  # [B, T, H] -> [N]
 
     @property
     def device(self) -> torch.device:

@@ -201,6 +201,44 @@ def test_the_pairwise_loss_by_hand():
     assert pairwise_loss(scores, rows).item() == pytest.approx(1.31507, abs=1e-5)
 
 
+def weights_of(directory):
+    return ScalarModel.load(directory).classifier.state_dict()
+
+
+def test_recomputed_activations_give_the_same_weights(policy, tmp_path):
+    rows, config = toy(48, 1), CONFIG.model_copy(update={"epochs": 1})
+    for name, checkpointing in (("plain", False), ("recomputed", True)):
+        changed = config.model_copy(update={"gradient_checkpointing": checkpointing})
+        train_outcome_model(policy, rows, changed, seed=3, out=tmp_path / name)
+    plain, recomputed = weights_of(tmp_path / "plain"), weights_of(tmp_path / "recomputed")
+    assert all(torch.equal(plain[name], recomputed[name]) for name in plain)
+
+
+def test_bfloat16_passes_learn_as_well_and_keep_float32_weights(policy, tmp_path):
+    metrics = train_outcome_model(
+        policy, toy(256, 1), CONFIG.model_copy(update={"dtype": "bfloat16"}), seed=3, out=tmp_path / "m"
+    )
+    model = OutcomeRewardModel.load(tmp_path / "m")
+    assert model.model.dtype == "bfloat16"
+    assert {p.dtype for p in model.model.classifier.parameters()} == {torch.float32}
+    assert metrics["loss_last"] < 0.2
+    assert quality(tmp_path / "m", toy(100, 2, problems=10))["auc"] > 0.95
+
+
+def test_lora_moves_each_layer_by_a_matrix_of_its_rank_and_learns(policy, tmp_path):
+    config = CONFIG.model_copy(update={"lora_rank": 2, "lr": 1e-2})
+    train_outcome_model(policy, toy(256, 1), config, seed=3, out=tmp_path / "lora")
+    before, after = weights_of(policy), weights_of(tmp_path / "lora")
+    assert before.keys() == after.keys()
+    moved = {name for name in before if not torch.equal(before[name], after[name])}
+    assert "score.weight" in moved and any(name.endswith("q_proj.weight") for name in moved)
+    assert not any("norm" in name or "embed" in name for name in moved)
+    for name in moved - {"score.weight"}:
+        values = torch.linalg.svdvals((after[name] - before[name]).double())
+        assert values[1] > 0 and values[2] < 1e-5 * values[0]  # rank 2, but for the rounding of the sum
+    assert quality(tmp_path / "lora", toy(100, 2, problems=10))["auc"] > 0.9
+
+
 def test_a_refresh_starts_where_the_model_stood(trained, tmp_path):
     config = RewardModelConfig(lr=1e-9, head_lr=1e-9)
     train_outcome_model(trained[0], toy(16, 4), config, seed=0, out=tmp_path / "next")

@@ -25,7 +25,7 @@ def open_policy(recipe: Recipe, directory: Path, device: torch.device, *, as_sto
     Float32, or as the file has it, see ``load_model``.
     """
     model = load_model(directory, recipe.model, device=str(device), train=True, as_stored=as_stored)
-    _without_dropout(model)
+    without_dropout(model)
     if recipe.learner.lora_rank:
         _add_lora(model, recipe.learner, derive_seed(recipe.seed, "lora"))
     if recipe.learner.gradient_checkpointing:
@@ -42,7 +42,7 @@ def _recompute_activations(model: Any) -> None:
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=options)
 
 
-def _without_dropout(model: Any) -> None:
+def without_dropout(model: Any) -> None:
     """Updates and logprobs must be of one and the same policy."""
     for module in model.modules():
         if isinstance(module, nn.Dropout):

@@ -91,6 +91,15 @@ class RewardModelConfig(Section):
     """Share of earlier rollouts mixed into each refresh, of the size of the new ones (the paper: 10 %)."""
     heldout_share: float = Field(default=0.2, gt=0.0, lt=1.0)
     """Share of problems whose rollouts are kept out of training, to measure the model."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Type of the forward and backward passes, in training and in scoring; weights and moments are float32 in either."""
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass: less memory, about a third more work."""
+    lora_rank: int = Field(default=0, ge=0)
+    """Train low-rank additions of this rank to the backbone's linear layers, merged into the weights at the end: gradients
+    and moments of the weights themselves, 12 bytes a parameter, are not needed. 0 trains the weights."""
+    lora_alpha: int = Field(default=32, ge=1)
+    """LoRA: the additions are scaled by this over the rank."""
     step_delimiter: str = Field(default="\n", min_length=1)
     """Process supervision: text that ends a step; the last step ends with the completion."""
     process_samples: int = Field(default=2, ge=1)

@@ -177,7 +177,7 @@ def plan_memory(recipe: Recipe, shape: Shape, cluster: Cluster, prompt: int) -> 
         "reference": (0.0, held, held, held),
         "sampler: weights": (0.0, sampler, sampler * kept, sampler * kept),
         "sampler: KV cache": (0.0, cache, cache * kept, cache * kept),
-        "reward model": (0.0, scorer, scorer, scorer + training),
+        "reward model": (0.0, scorer, scorer, training),
         "processes (assumed)": (PROCESS,) + (PROCESS * _processes(recipe),) * 3,
     }
     return Memory(parts, _host(recipe, shape, cluster), kv_tokens)
@@ -215,7 +215,10 @@ def _sampler(recipe: Recipe, shape: Shape, cluster: Cluster, prompt: int) -> tup
 
 
 def _reward_model(recipe: Recipe, shape: Shape, prompt: int) -> tuple[float, float]:
-    """(scoring, training on top of it) of the reward model: float32 weights on one GPU, AdamW; autocast keeps a copy."""
+    """(scoring, training) of the reward model, which are never in memory together.
+
+    float32 weights on one GPU, and AdamW; under bfloat16 autocast keeps a copy of them.
+    """
     if not recipe.has_reward_model:
         return 0.0, 0.0
     config = recipe.reward_model
