@@ -86,7 +86,7 @@ def grpo_loss(inputs: LossInputs, objective: ObjectiveConfig) -> LossSums:
     weight = mismatch_weights(old.detach(), inputs, objective)
     if weight is not None:
         policy = policy * weight
-    total, kl = policy, torch.zeros_like(policy)
+    total, sums = policy, {"policy_loss": aggregate(policy, inputs, objective).detach()}
     if objective.kl_coefficient > 0:
         reference = masked(required(inputs.ref_logprobs, "ref_logprobs"), inputs.mask)
         kl = kl_estimate(logprobs, reference, objective)
@@ -94,8 +94,8 @@ def grpo_loss(inputs: LossInputs, objective: ObjectiveConfig) -> LossSums:
             room = WEIGHTED_LIMIT - (reference - logprobs).detach().clamp(0, LOG_LIMIT)
             kl = kl * _exp(torch.minimum(log_ratio, room))
         total = policy + objective.kl_coefficient * kl
+        sums["kl"] = _sum(kl, inputs.mask)
     loss = aggregate(total, inputs, objective)
-    sums = {"policy_loss": aggregate(policy, inputs, objective).detach(), "kl": _sum(kl, inputs.mask)}
     return LossSums(loss, sums | _ratio_sums(ratio, inputs, objective), {"ratio_max": _max(ratio, inputs.mask)})
 
 

@@ -111,8 +111,12 @@ def test_metrics_are_finite_numbers_of_the_updates_table(folder: Path) -> None:
     expected = {
         "loss", "policy_loss", "kl", "entropy", "clip_low", "clip_high", "ratio_mean", "ratio_max", "logprob_gap_mean",
         "logprob_gap_max", "ess", "grad_norm", "lr", "tokens", "sequences", "truncated_share", "seconds_update",
+        "seconds_forward_backward", "seconds_optimizer", "seconds_logprobs",
     }  # fmt: skip
     assert expected <= metrics.keys()
+    assert metrics["seconds_forward_backward"] + metrics["seconds_optimizer"] < metrics["seconds_update"]
+    without = recipe.grpo.objective.model_copy(update={"kl_coefficient": 0.0})
+    assert "kl" not in _learner(folder).step(rollouts(), without, 1e-3)  # not measured, which is not 0
     assert metrics["tokens"] == sum(len(s.completion_token_ids) for s in rollouts())
     assert metrics["truncated_share"] == 0.25 and 0 < metrics["ess"] <= 1
 

@@ -90,8 +90,9 @@ class DeepSpeedLearner:
         norm = answers[0][1]
         if not np.isfinite(norm):
             raise NotFinite(f"the gradient's norm is {norm}: the weights are lost; load the last checkpoint", norm)
-        total = join_sums([sums for sums, _ in answers])
+        total = join_sums([sums for sums, _, _ in answers])
         metrics = step_metrics(total, sequences, members, objective, count)
+        metrics |= {name: max(parts[name] for _, _, parts in answers) for name in answers[0][2]}
         metrics |= {"grad_norm": norm, "lr": lr, "seconds_logprobs": self._scoring_seconds}
         self._scoring_seconds = 0.0
         return metrics | {"seconds_update": time.perf_counter() - started}

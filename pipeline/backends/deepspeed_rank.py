@@ -7,6 +7,7 @@ ZeRO these are collective calls. A rank with nothing to do runs a micro-batch of
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -105,8 +106,9 @@ class RankLearner:
 
     def step(
         self, batches: Batches, objective: ObjectiveConfig, lr: float, count: float, passes: int
-    ) -> tuple[PlainSums, float]:
-        """One optimizer step together with the other ranks; this rank's sums, and the norm of the whole gradient."""
+    ) -> tuple[PlainSums, float, dict[str, float]]:
+        """One optimizer step together with the other ranks; this rank's sums, the norm of the whole gradient, seconds."""
+        started = time.perf_counter()
         world = torch.distributed.get_world_size()
         total = StepSums()
         for number in range(passes):
@@ -120,10 +122,13 @@ class RankLearner:
             else:
                 logprobs, _ = self._engine(pack([NOTHING], [0], layout=self._layout), 1.0)
                 self._backward(logprobs.sum() * 0)
+        sums, added = total.plain(), time.perf_counter()
         for group in self._engine.optimizer.param_groups:
             group["lr"] = lr
         self._engine.step()
-        return total.plain(), float(self._engine.get_global_grad_norm())
+        norm = float(self._engine.get_global_grad_norm())
+        parts = {"seconds_forward_backward": added - started, "seconds_optimizer": time.perf_counter() - added}
+        return sums, norm, parts
 
     def save(self, directory: Path, optimizer: bool) -> None:
         """Gather whole weights and state, which the first rank writes: any number of ranks can load them."""

@@ -74,12 +74,15 @@ class TorchLearner:
         budget = self._recipe.learner.micro_batch_tokens
         batches = plan_batches(sequences, members, objective, self._layout, budget)
         self._masters.clear_gradients()
+        planned = time.perf_counter()
         total = accumulate(
             self._forward, lambda loss: loss.backward(), sequences, batches, objective,
             count=count, layout=self._layout, device=self._device,
         )  # fmt: skip
+        sums, added = total.plain(), time.perf_counter()  # numbers: a GPU has finished
         norm = self._masters.step(lr)
-        metrics = step_metrics(total.plain(), sequences, members, objective, count)
+        parts = {"seconds_forward_backward": added - planned, "seconds_optimizer": time.perf_counter() - added}
+        metrics = step_metrics(sums, sequences, members, objective, count) | parts
         metrics |= {"grad_norm": norm, "lr": lr, "seconds_logprobs": self._scoring_seconds}
         self._scoring_seconds = 0.0
         return metrics | {"seconds_update": time.perf_counter() - started}

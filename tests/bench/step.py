@@ -1,6 +1,7 @@
 """One GRPO step (sampling, reference logprobs, update) against TRL's GRPOTrainer, and an update's peak memory.
 
-``python -m tests.bench.step [--quick] [--threads N] [--device cuda] [--policy embedded|smollm2|FOLDER] [--no-memory]``
+``python -m tests.bench.step [--quick] [--threads N] [--device cuda] [--policy embedded|smollm2|FOLDER] [--no-memory]
+[--prompts N] [--tokens N] [--steps N]``
 
 Same weights, prompts, group size, limits, KL on, dtype and threads; each draws its own completions, whose lengths are
 ragged and the same on average, and ratios are of tokens a second. "update" is all but the sampling: reference
@@ -75,14 +76,17 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument("--policy", default="embedded")
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
     parser.add_argument("--micro-batch", type=int, default=64, help="TRL's per_device_train_batch_size")
+    parser.add_argument("--prompts", type=int, help="prompts of a step, 8 completions each")
+    parser.add_argument("--tokens", type=int, default=128, help="longest completion")
+    parser.add_argument("--steps", type=int, default=2, help="measured steps of a turn, after one that warms up")
     parser.add_argument(
         "--cpu-time", action="store_true", help="count processor seconds: for a machine that others use"
     )
     parser.add_argument("--no-memory", action="store_true", help="leave the memory measurement out")
     arguments = parser.parse_args()
     small = arguments.policy != "embedded"
-    arguments.prompts = (4 if small else 8) if arguments.quick else (8 if small else 32)
-    arguments.turns, arguments.steps = (1, 2) if arguments.quick else (3, 2)
+    arguments.prompts = arguments.prompts or ((4 if small else 8) if arguments.quick else (8 if small else 32))
+    arguments.turns = 1 if arguments.quick else 3
     arguments.now = time.process_time if arguments.cpu_time else time.perf_counter
     arguments.micro_batch = min(arguments.micro_batch, arguments.prompts * 8)
     return arguments
@@ -93,7 +97,7 @@ def bench_recipe(arguments: argparse.Namespace) -> Recipe:
     return load_recipe(
         "embedded",
         [f"model.name={name}", f"model.dtype={arguments.dtype}", f"runtime.device={arguments.device}",
-         "grpo.group_size=8", "grpo.objective.kl_coefficient=0.04", "sampler.max_tokens=128"],
+         "grpo.group_size=8", "grpo.objective.kl_coefficient=0.04", f"sampler.max_tokens={arguments.tokens}"],
     )  # fmt: skip
 
 
