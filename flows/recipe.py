@@ -16,6 +16,7 @@ from stages import (
     base,
     evaluate,
     guards,
+    probe,
     process_model,
     refill,
     refresh,

@@ -210,6 +210,8 @@ def stage_keys(recipe: Recipe) -> list[str]:
     if recipe.has_process_model:
         keys.append("process_model")
     keys.append("evaluate/warm-start")
+    if recipe.data.curriculum.probe_samples:
+        keys.append("probe")
     for round_ in range(1, recipe.grpo.rounds + 1):
         for step in range(1, recipe.grpo.steps + 1):
             keys += [f"{step_key(round_, step)}/{stage}" for stage in ("rollout", "reward", "update")]

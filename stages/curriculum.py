@@ -24,24 +24,24 @@ def step_problems(context: StageContext, problems: Sequence[Problem], round_: in
 
 
 def known_pass_rates(context: StageContext, round_: int) -> dict[str, float] | None:
-    """problem_id → pass rate from the rounds before this one, else from the runs in ``data.curriculum.history``.
+    """problem_id → pass rate from the rounds before this one or the probe, else from ``data.curriculum.history``.
 
     None when the recipe does not look at pass rates, or when nothing was rolled out yet.
     """
     config = context.recipe.data.curriculum
-    if config.prefer == "any" and config.window == (0.0, 1.0):
+    if not config.reads_pass_rates:
         return None
     rates: dict[str, float] = {}
     for run_id in config.history:
         rates |= _rates_of(context.paths.root, run_id, EVERY_ROUND)
-    if round_ > 1:
+    if round_ > 1 or config.probe_samples:
         rates |= _rates_of(context.paths.root, context.paths.run_id, round_)
     return rates or None
 
 
 @lru_cache(maxsize=8)
 def _rates_of(root: Path, run_id: str, before_round: int) -> dict[str, float]:
-    # The rounds before this one are complete and never change, so a round asks once.
+    # The probe and the rounds before this one are complete and never change, so a round asks once.
     connection = store.connect(run_id, root=root)
     try:
         return pass_rates(connection, before_round)

@@ -11,10 +11,11 @@ from pipeline.config import load_recipe
 from pipeline.protocols import PolicyVersion
 from pipeline.rundir import RunPaths, StageContext, write_atomic
 from pipeline.types import Completion, Problem, Reward
-from stages import refill
+from stages import probe, refill
 from stages.curriculum import known_pass_rates, step_problems
 from stages.rollout import read_rollouts
 from tests.synthetic_run import synthetic_run
+from tests.tiny import tiny_run
 
 PROBLEMS = [
     Problem(problem_id=f"p{i:02d}", problem="?", answer="1", source="embedded", prompt_token_ids=(i,))
@@ -126,3 +127,41 @@ def test_history_comes_from_other_runs_until_the_run_has_its_own(tmp_path):
     assert known_pass_rates(context_of(tmp_path, 'data.curriculum.history=["gone"]'), 1) is None
     with pytest.raises(FileNotFoundError, match="run 'gone' is not in"):
         known_pass_rates(context_of(tmp_path, 'data.curriculum.history=["gone"]', 'data.curriculum.prefer="mixed"'), 1)
+
+
+class RecordingScorer(ScriptedScorer):
+    """Scores as it verifies."""
+
+    def score(self, problems, rollouts, progress=None):
+        return self.verify(problems, rollouts)
+
+    def take_events(self):
+        return []
+
+
+def test_a_probe_tells_the_first_round_the_pass_rates_and_samples_nothing_twice(tmp_path):
+    changes = ["data.curriculum.window=[0.1, 0.9]", "data.curriculum.revisit=0", "data.curriculum.probe_samples=4"]
+    context, first = context_of(tmp_path, *changes, key="probe"), ScriptedSampler()
+    probe.run(context, first, TOKENIZER, RecordingScorer(), PROBLEMS)
+    assert sorted(first.prompts) == list(range(40))
+    again = ScriptedSampler()
+    probe.run(context, again, TOKENIZER, RecordingScorer(), PROBLEMS)
+    assert again.prompts == []
+    assert {r.purpose for r in read_rollouts(context.paths, "probe")} == {"probe"}
+    step = context_of(tmp_path, *changes)
+    assert known_pass_rates(step, 1) == {f"p{i:02d}": 0.5 if i % 3 == 0 else 0.0 for i in range(40)}
+    drawn = step_problems(step, PROBLEMS, 1, 1)
+    assert all(int(problem.problem_id[1:]) % 3 == 0 for problem in drawn)
+
+
+def test_a_probe_that_nothing_reads_is_refused():
+    with pytest.raises(ValueError, match="probe_samples asks for pass rates that nothing reads"):
+        load_recipe("embedded", ["data.curriculum.probe_samples=4"])
+
+
+@pytest.mark.slow
+def test_a_run_with_a_probe_has_its_stage(tmp_path):
+    changes = ["data.curriculum.prefer='mixed'", "data.curriculum.probe_samples=2", "data.curriculum.probe_problems=6"]
+    _, paths = tiny_run(tmp_path, *changes, "grpo.rounds=1", "grpo.steps=1")
+    assert len(read_rollouts(paths, "probe")) == 12
+    assert paths.result_file("probe").is_file()

@@ -69,6 +69,11 @@ class CurriculumConfig(Section):
     """Pass rates from the first to the second are drawn fully; others only as ``revisit`` says."""
     history: tuple[str, ...] = ()
     """Ids of other runs (in the same folder) whose rollouts tell the pass rates until this run has its own."""
+    probe_samples: int = Field(default=0, ge=0)
+    """Completions that the warm start gives a training problem before the first round, so that its pass rates are known
+    there too; 0 does not ask. Of use without ``history``."""
+    probe_problems: int | None = Field(default=None, ge=1)
+    """How many problems are probed, drawn by the seed; None is all. Of the others no pass rate is known in round 1."""
     revisit: float = Field(default=0.1, ge=0.0, le=1.0)
     """Share of the epochs in which a problem outside the window comes back; 0 drops it."""
     prefer: Literal["any", "mixed"] = "any"
@@ -77,11 +82,21 @@ class CurriculumConfig(Section):
     """Dynamic sampling (DAPO): draw further problems until a step has enough groups with mixed rewards, at most this
     many times ``grpo.problems_per_step``; 1 is off."""
 
+    @property
+    def reads_pass_rates(self) -> bool:
+        """Whether what a step draws depends on pass rates."""
+        return self.prefer == "mixed" or self.window != (0.0, 1.0)
+
     @model_validator(mode="after")
     def _check(self) -> CurriculumConfig:
         if not 0.0 <= self.window[0] <= self.window[1] <= 1.0:
             raise ValueError(
                 f"data.curriculum.window is {list(self.window)}: expected two pass rates, 0 <= low <= high <= 1"
+            )
+        if self.probe_samples and not self.reads_pass_rates:
+            raise ValueError(
+                "data.curriculum.probe_samples asks for pass rates that nothing reads: set data.curriculum.prefer='mixed' "
+                "or a narrower data.curriculum.window, or set it to 0"
             )
         return self
 
