@@ -9,7 +9,7 @@ import logging
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +125,11 @@ class RunLog(logging.FileHandler):
 
     def handleError(self, record: logging.LogRecord) -> None:
         """Nothing; logging itself would print a traceback a line."""
+
+    def close(self) -> None:
+        """Close the file, and let go of what it does not take any more."""
+        with suppress(OSError):
+            super().close()
 
 
 @contextmanager

@@ -1,8 +1,8 @@
 """Kill the recipe at random moments and compare with a run that nobody touched: ``python -m tests.faults --kills 50``.
 
-Each life of the process is ended by SIGKILL to its whole group after a random time (or by SIGTERM or Ctrl-C, now and
-then), and the same command is given again until the run is complete. The last line is one JSON object:
-kills, rows_lost, rows_doubled, bits_differ.
+Each life of the process is ended by SIGKILL to its whole group (or by SIGTERM or Ctrl-C, now and then) at a random moment
+of one of its next stages, and the same command is given again until the run is complete. The last line is one JSON
+object: kills, rows_lost, rows_doubled, bits_differ.
 """
 
 from __future__ import annotations
@@ -20,12 +20,17 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from pipeline.rundir import RunPaths
+from flows.runs import read_recipe
+from pipeline.rundir import RunPaths, read_result, stage_keys
 from tests.same_run import Difference, compare
 
 SIGNALS = [signal.SIGKILL] * 8 + [signal.SIGTERM, signal.SIGINT]
 RUN_ID = "faults"
-KILLS_A_RUN = 6
+AHEAD = 5
+"""A life ends in one of this many stages from where the run stands."""
+AT_THE_START = 0.1
+"""Share of lives that end in their first seconds: while libraries load, half-written files are cleared, updates replayed."""
+STARTING = 12.0
 
 
 def start(root: Path, recipe: str, overrides: list[str]) -> subprocess.Popen[bytes]:
@@ -38,50 +43,75 @@ def start(root: Path, recipe: str, overrides: list[str]) -> subprocess.Popen[byt
     )
 
 
-def finish(root: Path, recipe: str, overrides: list[str]) -> float:
-    """Let a run end by itself; returns its seconds."""
-    began = time.monotonic()
-    if start(root, recipe, overrides).wait() != 0:
-        raise SystemExit("the run failed by itself:\n" + (root / "log.txt").read_text(errors="replace")[-3000:])
-    return time.monotonic() - began
+def finish(root: Path, recipe: str, overrides: list[str]) -> dict[str, float]:
+    """Let a run end by itself; returns the seconds of its stages, in their order."""
+    check_whole(start(root, recipe, overrides).wait(), root)
+    paths = RunPaths(root, RUN_ID)
+    results = [(key, read_result(paths, key)) for key in stage_keys(read_recipe(paths))]
+    return {key: result.seconds for key, result in results if result is not None}
 
 
 def kill_through(
     root: Path,
     recipe: str,
     overrides: list[str],
-    seconds: float,
+    seconds: dict[str, float],
     kills: int,
     chance: random.Random,
     where: Counter[str],
 ) -> int:
-    """Run to the end under at most ``kills`` kills; returns how many there were."""
-    done = 0
-    while True:
+    """Run to the end under at most ``kills`` kills; returns how many there were. ``seconds``: each stage's, in order."""
+    for done in range(kills):
         child = start(root, recipe, overrides)
-        # Up to more than a whole run, so that every stage is met: the warm start alone takes most of a short run.
-        deadline = time.monotonic() + chance.uniform(2.0, 1.2 * seconds)
-        while child.poll() is None and (time.monotonic() < deadline or done >= kills):
-            time.sleep(0.02)
+        wait_for_moment(child, root, seconds, chance)
         if child.poll() is not None:
-            if child.returncode == 0:
-                return done
-            raise SystemExit("the run failed:\n" + (root / "log.txt").read_text(errors="replace")[-3000:])
-        how = chance.choice(SIGNALS)
+            check_whole(child.returncode, root)
+            return done
         where[stage_at_work(root)] += 1
+        how = chance.choice(SIGNALS)
         os.killpg(child.pid, how)
         if how != signal.SIGKILL:
             time.sleep(0.5)
             os.killpg(child.pid, signal.SIGKILL) if child.poll() is None else None
         child.wait()
-        done += 1
+    check_whole(start(root, recipe, overrides).wait(), root)
+    return kills
+
+
+def wait_for_moment(
+    child: subprocess.Popen[bytes], root: Path, seconds: dict[str, float], chance: random.Random
+) -> None:
+    """Return at a random moment of one of the next stages, or of the first seconds, or when the child ends by itself."""
+    paths = RunPaths(root, RUN_ID)
+    if chance.random() < AT_THE_START:
+        deadline, begun = time.monotonic() + chance.uniform(0.0, STARTING), True
+    else:
+        left = [key for key in seconds if not paths.result_file(key).is_file()]
+        target = chance.choice(left[:AHEAD])
+        before, begun, deadline = begins(paths, target), False, 0.0
+    while child.poll() is None and not (begun and time.monotonic() >= deadline):
+        if not begun and begins(paths, target) > before:
+            # The stage itself, what is replayed before it and what is written after it: up to half as long again.
+            begun, deadline = True, time.monotonic() + chance.uniform(0.0, 1.5 * seconds[target])
+        time.sleep(0.01)
+
+
+def check_whole(status: int, root: Path) -> None:
+    """SystemExit with the end of its log for a run that ended by itself and failed."""
+    if status != 0:
+        raise SystemExit("the run failed:\n" + (root / "log.txt").read_text(errors="replace")[-3000:])
+
+
+def begins(paths: RunPaths, key: str) -> int:
+    """How often the log says that this stage begins."""
+    return paths.log_file.read_text().count(f"stage {key} begins\n") if paths.log_file.is_file() else 0
 
 
 def stage_at_work(root: Path) -> str:
     """The kind of stage that the log says began last."""
     log = RunPaths(root, RUN_ID).log_file
-    begins = [line for line in log.read_text().splitlines() if " begins" in line] if log.is_file() else []
-    return begins[-1].split(" begins")[0].rsplit("/", 1)[-1].rsplit(" ", 1)[-1] if begins else "start"
+    lines = [line for line in log.read_text().splitlines() if line.endswith(" begins")] if log.is_file() else []
+    return lines[-1].split("stage ")[1].removesuffix(" begins").rsplit("/", 1)[-1] if lines else "start"
 
 
 def main() -> None:
@@ -96,13 +126,13 @@ def main() -> None:
         reference = Path(folder) / "reference"
         reference.mkdir()
         seconds = finish(reference, arguments.recipe, arguments.overrides)
-        print(f"uninterrupted: {seconds:.0f} s", flush=True)
+        print(f"uninterrupted: {sum(seconds.values()):.0f} s in {len(seconds)} stages", flush=True)
         total, kills, number = Difference(), 0, 0
         while kills < arguments.kills:
             number += 1
             root = Path(folder) / f"killed-{number}"
             root.mkdir()
-            left = min(KILLS_A_RUN, arguments.kills - kills)
+            left = arguments.kills - kills
             here = kill_through(root, arguments.recipe, arguments.overrides, seconds, left, chance, where)
             kills += here
             found = compare(RunPaths(reference, RUN_ID), RunPaths(root, RUN_ID))

@@ -1,6 +1,7 @@
 """The whole recipe in miniature: every stage, what it leaves on disk, and crashes that cost nothing."""
 
 import json
+import logging
 import resource
 import shutil
 import sys
@@ -12,7 +13,7 @@ import pytest
 
 from flows.cli import main
 from flows.console import Display
-from flows.execute import execute
+from flows.execute import RunLog, execute
 from pipeline import store
 from pipeline.rundir import RunPaths, read_result, stage_keys
 from stages.checkpoint import is_intact
@@ -144,6 +145,15 @@ def test_a_disk_that_fills_ends_the_run_with_one_line_and_the_same_command_goes_
     assert line == f"grpoflow: {tmp_path / 'tiny' / 'checkpoints' / name}: {way_out}"
     assert not list(tmp_path.rglob("*.partial"))
     assert_same_after_resume(whole, tmp_path)
+
+
+def test_lines_of_the_log_that_a_full_disk_does_not_take_are_no_error(tmp_path, capsys):
+    log = RunLog(tmp_path / "run.log")
+    with file_size_limit(10):
+        log.emit(logging.makeLogRecord({"msg": "stage select begins"}))
+        log.close()
+    assert capsys.readouterr().err == ""
+    assert (tmp_path / "run.log").read_text() == "stage sele"
 
 
 def test_a_clock_that_jumps_back_changes_nothing(whole, tmp_path, monkeypatch):
