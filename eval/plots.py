@@ -206,6 +206,33 @@ def draw_funnel(axes: Any, funnel: Sequence[dict[str, Any]]) -> None:
     axes.set_xlabel("problems left")
 
 
+def draw_reward_models(axes: Any, rows: Sequence[dict[str, Any]]) -> None:
+    """AUC of each kind of reward model: as first trained, then on each round's rollouts before and after its refresh."""
+    for number, model in enumerate(dict.fromkeys(row["model"] for row in rows)):
+        colour, own = COLOURS[number % len(COLOURS)], [row for row in rows if row["model"] == model and row.get("auc")]
+        shift = 0.1 * number
+        for row in own:
+            axes.plot(
+                _round_of(row["stage"]) + shift, row["auc"], "o", ms=6, color=colour, mfc="none" if row["when"] == "before" else colour,
+                label=f"{model}, {'after' if row['when'] == 'heldout' else row['when']}",
+            )  # fmt: skip
+        for round_ in {_round_of(row["stage"]) for row in own}:
+            pair = [row["auc"] for row in own if _round_of(row["stage"]) == round_]
+            axes.plot([round_ + shift] * len(pair), pair, color=colour, lw=1.2)
+    last = max(_round_of(row["stage"]) for row in rows)
+    axes.set_xticks(range(last + 1), ["first", *(f"round {number}" for number in range(1, last + 1))])
+    axes.set_xlim(-0.5, last + 0.5)
+    axes.grid(axis="x", visible=False)
+    axes.set_title("AUC on rollouts of the newest policy")
+    named = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
+    axes.legend(named.values(), named.keys(), loc="best")
+
+
+def _round_of(stage: str) -> int:
+    """0 for the first training, 2 for ``round-02/refresh``."""
+    return int(stage[len("round-") : stage.index("/")]) if "/" in stage else 0
+
+
 def learning_picture(run: RunFacts, out: Path) -> Path:
     """A PNG of what a run learnt: checkpoints with intervals, beside reward and completion length by step."""
     with rc_context(STYLE):

@@ -36,6 +36,9 @@ def page(runs: Sequence[RunFacts]) -> dict[str, Any]:
         "funnels": [(run, plots.svg(f"funnel-{run.run_id}", f"selection funnel of {run.run_id}", plots.draw_funnel, run.funnel,
                                     height=2.6))
                     for run in runs if run.funnel],
+        "reward_models": [(run, plots.svg(f"reward-models-{run.run_id}", f"AUC of the reward models of {run.run_id}",
+                                          plots.draw_reward_models, run.reward_models))
+                          for run in runs if run.reward_models],
         "doubts": [(run, doubts(run)) for run in runs],
     }  # fmt: skip
 
