@@ -213,7 +213,8 @@ def draw_reward_models(axes: Any, rows: Sequence[dict[str, Any]]) -> None:
         shift = 0.1 * number
         for row in own:
             axes.plot(
-                _round_of(row["stage"]) + shift, row["auc"], "o", ms=6, color=colour, mfc="none" if row["when"] == "before" else colour,
+                _round_of(row["stage"]) + shift, row["auc"], "o", ms=6, color=colour,
+                mfc="none" if row["when"] == "before" else colour,
                 label=f"{model}, {'after' if row['when'] == 'heldout' else row['when']}",
             )  # fmt: skip
         for round_ in {_round_of(row["stage"]) for row in own}:
