@@ -9,6 +9,7 @@ from flows.engines import Engines
 from flows.execute import execute
 from flows.runs import open_run
 from pipeline import store
+from pipeline.backends.masters import Masters
 from pipeline.config import load_recipe
 from pipeline.config.guards import GuardsConfig
 from pipeline.events import RunStopped, record_event
@@ -248,3 +249,22 @@ def test_a_stopped_run_stops_again_until_its_limit_is_changed_and_a_cost_target_
         ("round-01/step-0002/update", "kl", "error"), ("round-01/step-0003/rollout", "costs.tokens", "error")
     ]  # fmt: skip
     assert ("recipe", "recipe", "info") in events
+
+
+def test_a_gradient_that_blows_up_is_recorded_and_the_run_goes_on_from_an_earlier_policy(back, monkeypatch):
+    step, calls = Masters.step, []
+
+    def blown_up(masters, lr):
+        calls.append(lr)
+        if len(calls) == 1:
+            next(iter(masters.weights.values())).grad.fill_(math.nan)
+        return step(masters, lr)
+
+    monkeypatch.setattr(Masters, "step", blown_up)
+    limits = ('guards.go_back=["non_finite"]', "guards.kl=9.0")
+    _, child = tiny_run(back.root, *limits, resume_from="round-01/step-0003/rollout")
+    metrics = read_result(child, "round-01/step-0003/update").metrics
+    assert metrics == {"lr_scale": 0.25, "times_back": 2, "went_back_to": 0}  # step 2, which it inherits, went back too
+    (row,) = [row for row in store.read(child, "updates").to_pylist() if (row["round"], row["step"]) == (1, 3)]
+    assert math.isnan(row["grad_norm"])
+    assert read_result(child, "evaluate/final") is not None
