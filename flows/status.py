@@ -73,8 +73,21 @@ def print_run(root: Path, run_id: str) -> None:
             *(f"{n:.3f}" if isinstance(n, float) else "" for n in numbers),
         )  # fmt: skip
     console.print(table)
+    for line in stops(paths, left):
+        console.print(line, markup=False)
     if left:
         console.print(f"{len(left)} stages to do, from {left[0]}: grpoflow run --run-id {run_id}", markup=False)
+
+
+def stops(paths: RunPaths, left: list[str]) -> list[str]:
+    """What ended the run, where a guard, a cost target or a timeout stopped a stage that is still to do: the last one."""
+    from pipeline import store
+
+    rows = [
+        row for row in store.read(paths, "events").to_pylist() if row["severity"] == "error" and row["stage"] in left
+    ]
+    newest = sorted(rows, key=lambda row: row["at"])[-1:]
+    return [f"stopped {row['at']:%m-%d %H:%M}: {row['message']}" for row in newest]
 
 
 def state(paths: RunPaths, left: list[str]) -> str:

@@ -8,6 +8,7 @@ from flows.console import Display
 from flows.engines import Engines
 from flows.execute import execute
 from flows.runs import open_run
+from flows.status import stops
 from pipeline import store
 from pipeline.backends.masters import Masters
 from pipeline.config import load_recipe
@@ -249,6 +250,8 @@ def test_a_stopped_run_stops_again_until_its_limit_is_changed_and_a_cost_target_
         ("round-01/step-0002/update", "kl", "error"), ("round-01/step-0003/rollout", "costs.tokens", "error")
     ]  # fmt: skip
     assert ("recipe", "recipe", "info") in events
+    left = ["round-01/step-0003/rollout", "round-01/refresh"]  # the stop of step 2 is over
+    assert [line.partition(": ")[2][:18] for line in stops(child, left)] == ["costs.tokens = 250"]
 
 
 def test_a_gradient_that_blows_up_is_recorded_and_the_run_goes_on_from_an_earlier_policy(back, monkeypatch):
