@@ -2,7 +2,7 @@
 
 Three sizes of the embedded policy, each as float32, as bfloat16, and with recomputed activations, with a reference in
 memory. A child process a case: what counts is how far the resident memory rises from before the learner is opened to
-its peak in two steps of two micro-batches. Last, one JSON object: memory_worst, the ratio farthest from 1.
+its peak in a step of two micro-batches. Last, one JSON object: memory_worst, the ratio farthest from 1.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ KINDS = {
     "bfloat16": ["model.dtype=bfloat16"],
     "recomputed": ["learner.gradient_checkpointing=true"],
 }
-PROMPT, COMPLETION, GROUP = 64, 192, 8
+PROMPT, COMPLETION, GROUP = 64, 192, 4
 BUDGET = PROMPT + GROUP * COMPLETION
 MICRO_BATCHES = 2
 
@@ -100,16 +100,17 @@ def measured_bytes(recipe: Recipe) -> float:
             Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
             learner = TorchLearner(chosen, folder)
             learner.load_reference(folder)
-            for _ in range(2):  # the moments come with the first
-                learner.step(sequences(), chosen.grpo.objective, 1e-6)
+            learner.reference_logprobs(sequences(8))  # weights are in memory once they have been read
+            learner.step(sequences(8), chosen.grpo.objective, 1e-6)  # the moments come with the first step
+            learner.step(sequences(COMPLETION), chosen.grpo.objective, 1e-6)
             rise = resident("VmHWM") - before
             learner.close()
             del learner
     return rise
 
 
-def sequences() -> list:
-    """Two groups of eight completions at full length, each group a micro-batch."""
+def sequences(length: int) -> list:
+    """Groups of completions of this length; at full length each group is a micro-batch."""
     import numpy as np
 
     from pipeline.types import TrainSequence
@@ -119,14 +120,12 @@ def sequences() -> list:
     for group in range(MICRO_BATCHES):
         prompt = tuple(draw.integers(5, 250, PROMPT).tolist())
         for g in range(GROUP):
-            completion = tuple(draw.integers(5, 250, COMPLETION).tolist())
-            advantages = np.full(COMPLETION, g - 3.5, np.float32)
-            found.append(
-                TrainSequence(
-                    f"{group}-{g}", str(group), prompt, completion, advantages=advantages,
-                    ref_logprobs=np.full(COMPLETION, -6, np.float32),
-                )
-            )  # fmt: skip
+            completion = tuple(draw.integers(5, 250, length).tolist())
+            arrays = {
+                "advantages": np.full(length, g - 1.5, np.float32),
+                "ref_logprobs": np.full(length, -6, np.float32),
+            }
+            found.append(TrainSequence(f"{group}-{g}", str(group), prompt, completion, **arrays))
     return found
 
 
