@@ -74,11 +74,15 @@ def run(
         os.environ.update(service.environment(url), PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL="WARNING")
         page = without_credentials(url.removesuffix("/api"))
         print(f"Prefect: {page} shows this run while it works", flush=True)
+        from prefect.exceptions import CancelledRun
+
         from flows.deployed import recipe as run_flow
 
         leave_failures_to_main()
         try:
             run_flow(None, [], paths.run_id, None, root)
+        except CancelledRun:
+            raise KeyboardInterrupt from None  # on the page, which is as good as Ctrl-C
         finally:
             send_last_logs()
 

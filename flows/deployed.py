@@ -13,7 +13,7 @@ from typing import Any
 
 from prefect import flow, runtime
 from prefect.client.orchestration import get_client
-from prefect.states import Completed, State
+from prefect.states import Cancelled, Completed, State
 
 from flows.console import Display
 from flows.runs import open_run
@@ -22,7 +22,7 @@ from pipeline.rundir import stage_keys
 
 
 def run_name() -> str:
-    """``smoke smoke-1a2b3c4d``: the recipe, and the run id where one was given."""
+    """``smoke mine``: what was given, until the run is opened and its own names are known."""
     given = runtime.flow_run.parameters
     parts = [given["recipe"] and Path(given["recipe"]).stem, given["run_id"], given["resume_from"]]
     return " ".join(part for part in parts if part)
@@ -49,12 +49,17 @@ def recipe(
     from flows.execute import execute, markdown_report
     from flows.tasks import PrefectView, in_task
 
-    sign()
     resolved, paths = open_run(recipe, overrides or [], run_id, resume_from, Path(root))
+    sign(f"{resolved.name} {paths.run_id}")
     with PrefectView() as view:
         display = Display(len(stage_keys(resolved)), also=view.line)
-        execute(resolved, paths, execute_stage=in_task, observers=(view,), display=display)
-        view.report(markdown_report(paths))
+        try:
+            execute(resolved, paths, execute_stage=in_task, observers=(view,), display=display)
+        except KeyboardInterrupt:
+            if not view.cancelled.is_set():
+                raise
+            return Cancelled(message=f"run {paths.run_id}: the same parameters continue it")
+        view.report(f"Page: `{paths.report('report').resolve()}`\n\n{markdown_report(paths)}")
     return Completed(message=f"run {paths.run_id} in {paths.directory}")
 
 
@@ -71,7 +76,7 @@ def report(root: str = "runs", late_minutes: int = 30) -> State[Any]:
     from flows.evaluate import report_all
     from flows.tasks import PrefectView, in_task
 
-    sign()
+    sign("report")
     scheduled = runtime.flow_run.scheduled_start_time
     late = (datetime.now(UTC) - scheduled).total_seconds() / 60 if scheduled else 0.0
     if late > late_minutes:
@@ -82,10 +87,10 @@ def report(root: str = "runs", late_minutes: int = 30) -> State[Any]:
     return Completed(message=str(index))
 
 
-def sign() -> None:
-    """Tag the flow run with this process, so that ``up`` and ``down`` know whether it lives; a pid alone may be anyone's."""
+def sign(name: str) -> None:
+    """Name the flow run, and tag it with this process: ``up`` and ``down`` then know whether it lives, as no bare pid says."""
     pid, run_id = os.getpid(), runtime.flow_run.id
     mine = f"process:{socket.gethostname()}:{pid}:{started_at(pid)}"
     kept = [tag for tag in runtime.flow_run.tags if not tag.startswith("process:")]
     with get_client(sync_client=True) as client:
-        client.update_flow_run(run_id, tags=[*kept, mine])
+        client.update_flow_run(run_id, name=name, tags=[*kept, mine])

@@ -6,10 +6,12 @@ or the server refuses, is dropped (the truth is on disk).
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import logging
 import math
 import re
+import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict
@@ -23,6 +25,7 @@ from prefect.artifacts import (
     update_progress_artifact,
 )
 from prefect.cache_policies import NO_CACHE
+from prefect.client.orchestration import get_client
 from prefect.events import emit_event
 from prefect.logging import get_run_logger
 from prefect.states import Completed
@@ -38,6 +41,8 @@ SECONDS_BETWEEN_UPDATES = 5.0
 SECONDS_AT_THE_END = 10.0
 EVENTS_SHOWN = 50
 SECONDS_AFTER_A_FAILURE = 2.0
+SECONDS_BETWEEN_LOOKS = 3.0
+"""At the run's state, whether it was cancelled."""
 
 
 @task(name="stage", task_run_name="{key}", cache_policy=NO_CACHE, persist_result=False, retries=0)
@@ -71,6 +76,7 @@ class PrefectView:
         self._log = get_run_logger()
         self._due = Throttle(SECONDS_BETWEEN_UPDATES)
         self._thread = ThreadPoolExecutor(1, "artifacts")
+        self.cancelled, self._over = threading.Event(), threading.Event()
         self._pending: Future[Any] | None = None
         self._progress: tuple[str, Any] | None = None
         self._rows: list[dict[str, Any]] = []
@@ -78,6 +84,8 @@ class PrefectView:
         self._round: int | None = None
 
     def progress(self, key: str, done: int, total: int, note: str) -> None:
+        if self.cancelled.is_set():
+            raise KeyboardInterrupt("cancelled in Prefect")
         busy = self._pending is not None and not self._pending.done()
         if total > 0 and not busy and self._due.due():
             self._pending = self._later(self._show_progress, key, 100.0 * done / total, f"{key} {note}")
@@ -120,16 +128,27 @@ class PrefectView:
         self._later(create_markdown_artifact, markdown, "report", "What the run did")
 
     def __enter__(self) -> PrefectView:
+        threading.Thread(target=self._look, args=[runtime.flow_run.id], name="cancelled?", daemon=True).start()
         return self
 
     def __exit__(self, failure: type[BaseException] | None, *_: object) -> None:
         """Give the last artifacts a moment; never wait for a server that is gone, nor long when the run was cancelled."""
+        self._over.set()
         last = self._later(lambda: None)
         try:
             last.result(timeout=SECONDS_AT_THE_END if failure is None else SECONDS_AFTER_A_FAILURE)
         except TimeoutError:
             logger.warning("the Prefect server did not take the last artifacts in time")
         self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def _look(self, flow_run_id: Any) -> None:
+        """Set ``cancelled`` when the run is: no worker watches a run started by hand, nor does one that outlived a server."""
+        with get_client(sync_client=True) as client:
+            while not (self._over.wait(SECONDS_BETWEEN_LOOKS) or self.cancelled.is_set()):
+                with contextlib.suppress(Exception):  # a server that is gone is looked for again
+                    state = client.read_flow_run(flow_run_id).state
+                    if state is not None and state.is_cancelling():
+                        self.cancelled.set()
 
     def _emit(self, key: str, event: Event) -> None:
         flow_run = {"prefect.resource.id": f"prefect.flow-run.{runtime.flow_run.id}"}
