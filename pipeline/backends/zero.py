@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,12 +55,12 @@ def share_out(model: nn.Module, recipe: Recipe) -> dict[str, Tensor]:
     """Leave each rank its part of every parameter (ZeRO-3), in the recipe's type; the parts in float32 where that is
     more than the type holds, by name. All ranks must call.
 
-    One parameter after the other goes to the rank's device, so that no device ever holds the model, and main memory
-    only holds the file's pages, once a machine.
+    One parameter after the other is copied to the rank's device, so that no rank ever holds the model; main memory
+    holds the file's pages, once a machine.
     """
     import deepspeed
 
-    deepspeed.zero.Init(module=model, config_dict_or_path=deepspeed_config(recipe, model))
+    deepspeed.zero.Init(module=_OneByOne(model), config_dict_or_path=deepspeed_config(recipe, model))
     dtype, exact = getattr(torch, recipe.model.dtype), {}
     for name, parameter in model.named_parameters():
         part: Any = parameter.ds_tensor  # type: ignore[attr-defined]
@@ -69,6 +69,20 @@ def share_out(model: nn.Module, recipe: Recipe) -> dict[str, Tensor]:
         # Placeholders too: the engine leaves the type of parameters that it did not share out itself.
         part.data, parameter.data = part.data.to(dtype), parameter.data.to(dtype)
     return exact
+
+
+class _OneByOne(nn.Module):
+    """A model whose parameters are copied as they are walked through: DeepSpeed sends the first rank's over the others',
+    which would make each page of the mapped file a page of the rank's own."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
+        for parameter in self.model.parameters(recurse):
+            parameter.data = parameter.data.clone()
+            yield parameter
 
 
 def restore_exact(trained: Mapping[str, Tensor], exact: Mapping[str, Tensor]) -> None:
