@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.request
 
 import pytest
 
@@ -80,6 +81,27 @@ def test_a_killed_run_is_continued_by_the_same_command_and_prefect_shows_both(pl
     assert sorted(run["state"]["type"] for run in flow_runs(service)) == ["COMPLETED", "CRASHED"]
     keys = {artifact["key"] for artifact in ask(service, "artifacts")}
     assert {"evaluation-final", "round-01", "round-02", "report"} <= keys
+
+
+def test_a_run_started_by_hand_is_cancelled_on_the_page_and_goes_on_with_the_same_command(place):
+    folder, service = place
+    paths = RunPaths(folder / "runs", "by-hand")
+    changes = ["--run-id", "by-hand", "--set", "warm_start.steps=20000"]
+    run = command(folder, *changes)
+    wait_for(lambda: paths.result_file("select").is_file(), run)
+    [flow_run] = [row for row in flow_runs(service) if row["name"].endswith("by-hand")]
+    body = json.dumps({"state": {"type": "CANCELLING"}}).encode()
+    urllib.request.urlopen(
+        urllib.request.Request(
+            f"{service.url}/flow_runs/{flow_run['id']}/set_state", body, {"Content-Type": "application/json"}
+        )
+    ).close()
+    output, _ = run.communicate(timeout=120)
+    assert run.returncode == 130, output
+    assert "the same command continues where it was" in output
+    assert "Traceback" not in output
+    states = {row["id"]: row["state"]["type"] for row in flow_runs(service)}
+    assert states[flow_run["id"]] == "CANCELLED"
 
 
 def test_a_mistake_in_a_parameter_fails_in_the_first_second_with_the_fields_name(place):
