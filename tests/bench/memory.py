@@ -2,7 +2,8 @@
 
 Qwen2.5-0.5B's width, two layers, 8 sequences of 512 tokens (a prompt of 64), float32, AdamW, KL on. ``--quick`` takes
 128 tokens. What counts is everything the process holds at its peak, weights, moments and libraries included; with
-``--device cuda`` everything that torch has allocated on the GPU.
+``--device cuda`` everything that torch has allocated on the GPU. It is the first update, at whose end the moments are
+made. 166 M parameters: weights, gradients and moments alone are 2.47 GiB on either side.
 """
 
 from __future__ import annotations
