@@ -155,15 +155,18 @@ def plan_memory(recipe: Recipe, shape: Shape, cluster: Cluster, prompt: int) -> 
     """Memory of the fullest GPU. ``prompt`` is a usual prompt's length in tokens; completions count at their longest."""
     width, whole, learner = element_bytes(recipe), shape.parameters, learner_bytes(recipe, shape)
     stage3 = recipe.learner.backend == "deepspeed" and recipe.learner.zero_stage == 3
-    state = sum(learner[name] for name in ("weights", "float32 masters", "moments"))
     reference = width * whole if recipe.grpo.objective.needs_reference else 0
     held = reference / recipe.learner.ranks if stage3 else reference
     activations, working = pass_bytes(
         shape, update_batch(recipe, prompt), width, checkpointing=recipe.learner.gradient_checkpointing
     )
-    # Every rank reads all weights in float32; a reference is whole until ZeRO-3 shares it out, beside what is held.
     separate = recipe.learner.backend == "torch" and width == 2
-    opening = max((8 if separate else 4) * whole, state + reference if stage3 else 0)
+    opening = (8.0 if separate else 4.0) * whole
+    if (
+        stage3
+    ):  # read in main memory, shared out a parameter at a time: the part, perhaps in float32 too, and one matrix
+        largest = shape.width * max(shape.vocabulary, shape.intermediate)
+        opening = 8.0 * whole / recipe.learner.ranks + 4.0 * largest
     sampler, cache, kept, kv_tokens = _sampler(recipe, shape, cluster, prompt)
     scorer, training = _reward_model(recipe, shape, prompt)
     parts = {"opening the weights": (opening, 0.0, 0.0, 0.0)}
@@ -244,11 +247,15 @@ def _processes(recipe: Recipe) -> int:
 
 
 def _host(recipe: Recipe, shape: Shape, cluster: Cluster) -> float:
-    """Main memory of a machine: every rank reads the float32 weights; offloading keeps 16 bytes a parameter there."""
+    """Main memory of a machine: every rank reads the float32 weights, under ZeRO-3 all map one file; offloading keeps 16
+    bytes a parameter there."""
     ranks = learner_ranks(recipe)
     here = min(ranks, cluster.node)
-    offloaded = recipe.learner.backend == "deepspeed" and recipe.learner.offload_optimizer
-    return here * 4.0 * shape.parameters + (16.0 * shape.parameters * here / ranks if offloaded else 0)
+    sharded = recipe.learner.backend == "deepspeed"
+    mapped = sharded and recipe.learner.zero_stage == 3
+    read = element_bytes(recipe) * shape.parameters if mapped else here * 4.0 * shape.parameters
+    offloaded = sharded and recipe.learner.offload_optimizer
+    return read + (16.0 * shape.parameters * here / ranks if offloaded else 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,7 +324,7 @@ def ways(recipe: Recipe, gpus: int) -> list[Change]:
         found.append(Change("reward_model.gradient_checkpointing", True))
         found += _halved("reward_model.token_budget", recipe.reward_model.token_budget)
     found += _halved("learner.micro_batch_tokens", learner.micro_batch_tokens)
-    if sharded:
+    if sharded and gpus > 1:
         found += [Change("learner.zero_stage", stage) for stage in (2, 3) if stage > learner.zero_stage]
     if engines:
         splits = [sampler.vllm.tensor_parallel * factor for factor in (2, 4, 8)]
