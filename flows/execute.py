@@ -80,7 +80,7 @@ def prepare_libraries(recipe: Recipe) -> None:
     import transformers
 
     torch.set_num_threads(recipe.runtime.threads)
-    atexit.register(gc.freeze)  # else the interpreter's last collection goes through all of them, seconds after a cancel
+    atexit.register(gc.freeze)  # else the interpreter's last collection takes seconds, also after a cancel
     transformers.utils.logging.disable_progress_bar()
     if not torch.cuda.is_available():
         os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else DeepSpeed warns that it had to guess
