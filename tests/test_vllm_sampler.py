@@ -23,6 +23,7 @@ from pipeline.protocols import EngineDied, SamplingParams
 from pipeline.rundir import RunPaths
 from pipeline.types import StageResult
 from tests.learner_cases import rollouts
+from tests.listening import beyond_loopback, listening
 from tests.policies import disturb, embedded_folder, full_logprobs, load, prompts
 
 
@@ -79,6 +80,11 @@ def untied(tmp_path_factory):
     sampler = VLLMSampler(recipe(), folder, tmp_path_factory.mktemp("scratch"))
     yield sampler, folder
     sampler.close()
+
+
+def test_an_engine_listens_on_loopback_only(tied):
+    sampler, _ = tied
+    assert beyond_loopback(listening([process.pid for process in processes(sampler)])) == []
 
 
 def processes(sampler) -> list[psutil.Process]:

@@ -193,12 +193,13 @@ def engine_options(recipe: Recipe, folder: Path, tokenizer: Path) -> dict[str, A
 
 
 def engine_environment(recipe: Recipe, number: int) -> dict[str, str]:
-    """Environment of engine ``number``: threads set on purpose, its own GPUs, nothing reported to anyone."""
+    """Environment of engine ``number``: threads set on purpose, its own GPUs, nothing reported to anyone, no open door."""
     config = recipe.sampler.vllm
     environment = {
         "OMP_NUM_THREADS": str(recipe.runtime.threads), "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "VLLM_CPU_KVCACHE_SPACE": str(config.cpu_cache_gib), "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1",
+        "VLLM_HOST_IP": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo",
     }  # fmt: skip
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if config.engines > 1:
