@@ -31,8 +31,13 @@ def convert_smollm2(directory: Path) -> Path:
     tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     )
-    if hasattr(model, "hf_quantizer"):
-        del model.hf_quantizer
+    # The weights are whole from here on: with the mark of their file, whoever loads them could not save them again.
+    # The saved weights are plain: a folder that says otherwise is refused by trainers and sought for its GGUF file.
+    for holder, name in ((model, "hf_quantizer"), (model.config, "quantization_config")):
+        if hasattr(holder, name):
+            delattr(holder, name)
+    if hasattr(model.config, "quantization_config"):
+        del model.config.quantization_config
     save_model(model, tokenizer, directory)
     return directory
 
