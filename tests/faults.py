@@ -61,9 +61,10 @@ def kill_through(
     where: Counter[str],
 ) -> int:
     """Run to the end under at most ``kills`` kills; returns how many there were. ``seconds``: each stage's, in order."""
+    aimed_at: set[str] = set()
     for done in range(kills):
         child = start(root, recipe, overrides)
-        wait_for_moment(child, root, seconds, chance)
+        wait_for_moment(child, root, seconds, aimed_at, chance)
         if child.poll() is not None:
             check_whole(child.returncode, root)
             return done
@@ -79,15 +80,22 @@ def kill_through(
 
 
 def wait_for_moment(
-    child: subprocess.Popen[bytes], root: Path, seconds: dict[str, float], chance: random.Random
+    child: subprocess.Popen[bytes], root: Path, seconds: dict[str, float], aimed_at: set[str], chance: random.Random
 ) -> None:
-    """Return at a random moment of one of the next stages, or of the first seconds, or when the child ends by itself."""
+    """Return at a random moment of one of the next stages, or of the first seconds, or when the child ends by itself.
+
+    No stage is aimed at twice: one that begins with loading a model would else be killed while it loads for ever.
+    """
     paths = RunPaths(root, RUN_ID)
     if chance.random() < AT_THE_START:
         deadline, begun = time.monotonic() + chance.uniform(0.0, STARTING), True
     else:
-        left = [key for key in seconds if not paths.result_file(key).is_file()]
+        left = [key for key in seconds if not paths.result_file(key).is_file() and key not in aimed_at]
+        if not left:
+            child.wait()
+            return
         target = chance.choice(left[:AHEAD])
+        aimed_at.add(target)
         before, begun, deadline = begins(paths, target), False, 0.0
     while child.poll() is None and not (begun and time.monotonic() >= deadline):
         if not begun and begins(paths, target) > before:
