@@ -82,7 +82,7 @@ def test_an_unknown_recipe_names_the_nearest_and_a_missing_file_says_so(tmp_path
 def test_stage_keys_come_in_the_order_of_work():
     recipe = load_recipe("embedded", ["grpo.rounds=1", "grpo.steps=1"])
     assert stage_keys(recipe) == [
-        "select", "sft", "reward_model", "evaluate/warm-start", "round-01/step-0001/rollout",
+        "select", "sft", "reward_model", "process_model", "evaluate/warm-start", "round-01/step-0001/rollout",
         "round-01/step-0001/reward", "round-01/step-0001/update", "round-01/refresh", "evaluate/round-01",
         "reject", "regenerate", "evaluate/final",
     ]  # fmt: skip
