@@ -43,7 +43,7 @@ STUDIES = {
                 "grpo.objective.kl_coefficient=0.0",
             ),
         },
-        (0, 1, 2),
+        (0, 1),
     )
 }  # fmt: skip
 
