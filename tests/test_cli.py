@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 
 import pytest
 
@@ -54,7 +55,11 @@ def test_a_status_that_a_command_asks_for_is_the_process_status(tmp_path, monkey
 def test_a_run_that_is_interrupted_says_how_to_go_on_and_leaves_nothing_in_memory(tmp_path, how):
     changes = [part for change in tiny_recipe(tmp_path) for part in ("--set", change)]
     command = [sys.executable, "-m", "flows.cli", "run", "--no-prefect", *changes, "--root", str(tmp_path)]
-    run = subprocess.Popen([*command, "--run-id", "tiny"], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    # A shell's background job ignores Ctrl-C, and so would its children: the run is to hear it wherever the tests run.
+    heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    run = subprocess.Popen(
+        [*command, "--run-id", "tiny"], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, preexec_fn=heard
+    )
     first = RunPaths(tmp_path, "tiny").result_file("sft")
     while not first.is_file():
         assert run.poll() is None, run.communicate()
