@@ -65,6 +65,9 @@ def between_runs(runs: Sequence[RunFacts]) -> list[str]:
                 continue
             pair = [(r, e) for r in (runs[0], run) if (e := r.evaluation(checkpoint, benchmark))]
             names = [f"{r.run_id} ({checkpoint}, {benchmark})" for r, _ in pair]
+            if len(set.intersection(*({row.problem_id for row in r.samples(e)} for r, e in pair))) < 2:
+                lines.append(f"{' and '.join(names)} were evaluated on different problems: they cannot be paired.")
+                continue
             lines += [sentence(d, *names) for d in compare_evaluations(*pair)]
     return lines
 

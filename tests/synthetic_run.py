@@ -31,6 +31,7 @@ def synthetic_run(
     samples: int = 8,
     lift: float = 0.0,
     seed: int = 0,
+    first_problem: int = 0,
     overrides: Sequence[str] = (),
 ) -> RunPaths:
     """Two rounds of three steps; each trained checkpoint answers correctly by chance as in ``CHANCE`` plus ``lift``."""
@@ -48,7 +49,7 @@ def synthetic_run(
         "created_at": "2026-01-01T00:00:00+00:00", "versions": {"torch": "2.13.0"},
     }  # fmt: skip
     write_atomic(paths.recipe_file, json.dumps(header))
-    chosen = [_problem(number) for number in range(problems)]
+    chosen = [_problem(first_problem + number) for number in range(problems)]
     rows = [
         {**asdict(p), "prompt_token_ids": list(p.prompt_token_ids), "meta": json.dumps(dict(p.meta))} for p in chosen
     ]

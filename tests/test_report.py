@@ -164,3 +164,10 @@ def test_a_damaged_table_is_named(tmp_path):
     file.write_bytes(b"not a table")
     with pytest.raises(ValueError, match=rf"run synthetic: its tables cannot be read: .*{file.name}"):
         build_report([run], run.report("report"))
+
+
+def test_runs_that_share_no_problem_are_not_compared(run, tmp_path):
+    """Seeds of the generator have held-out problems of their own."""
+    other = synthetic_run(tmp_path, "elsewhere", first_problem=100)
+    html = build_report([run, other], tmp_path / "both.html").read_text(encoding="utf-8")
+    assert "were evaluated on different problems: they cannot be paired" in html
