@@ -47,7 +47,6 @@ class Engines:
         self._sampler: Sampler | None = None
         self._sampler_version: str | None = None
         self._scorer: Scorer | None = None
-        self._scorer_learnt = False
         self._reward_models: dict[str, tuple[str | None, Any]] = {}
         self._at: int | str | None = None
         self._reference: str | None = None
@@ -226,31 +225,36 @@ class Engines:
     def scorer(self, refreshed: int | None, *, steps: bool = False) -> Scorer:
         """The scorer, with the reward models as refreshed at the end of this round (0: as first trained).
 
-        None while there are none yet, or to have them out of memory: their components are left out. With ``steps`` the
-        process reward model scores the end of every step, even where no component asks for it.
+        None while there are none yet: their components are left out. With ``steps`` the process reward model scores the
+        end of every step, even where no component asks for it.
         """
         weights, learnt = dict(self.recipe.rewards.weights), refreshed is not None
         outcome = f"reward-model-{refreshed:02d}" if learnt and self.recipe.has_reward_model else None
         stepwise = steps or "process_model" in weights
         process = f"process-model-{refreshed:02d}" if learnt and stepwise and self.recipe.has_process_model else None
-        if self._scorer is None or learnt != self._scorer_learnt:
+        paid = {name: weight for name, weight in weights.items() if learnt or name not in LEARNT}
+        if self._scorer is None or self._scorer.config.weights != paid:
             if self._scorer is not None:
                 self._scorer.close()
-            paid = {name: weight for name, weight in weights.items() if learnt or name not in LEARNT}
             config = self.recipe.rewards.model_copy(update={"weights": paid})
             self._scorer = Scorer(config, self.recipe.data.answer_format).__enter__()
-            self._scorer_learnt = learnt
-        if not learnt:
-            self._reward_models.clear()
         self._scorer.set_reward_model(self._learnt(outcome))
         self._scorer.set_process_model(self._learnt(process))
         return self._scorer
+
+    def verifier(self) -> Scorer:
+        """The scorer for verdicts alone, its reward models out of memory; what it watches over steps goes on."""
+        scorer = self._scorer or self.scorer(None)
+        self._reward_models.clear()
+        scorer.set_reward_model(None)
+        scorer.set_process_model(None)
+        return scorer
 
     def _learnt(self, name: str | None) -> Any:
         """A reward model's scoring function; the newest of each kind stays loaded."""
         if name is None:
             return None
-        kind = name[: -len("-00")]
+        kind = name.rpartition("-")[0]
         loaded, score = self._reward_models.get(kind, (None, None))
         if loaded != name:
             score = self._load_reward_model(name)

@@ -127,7 +127,7 @@ def explore_and_learn(flow: Workflow, engines: Engines, train: list[Problem], ro
 def refresh_round(engines: Engines, train: list[Problem], round_: int, context: Any) -> StageResult:
     """The end of a round: the policy becomes the next reference, and the reward models learn the new rollouts."""
     learner, tokenizer = engines.policy_after_round(round_), engines.tokenizer
-    scorer = engines.scorer(None)  # the models that scored leave the memory to those that learn
+    scorer = engines.verifier()  # the models that scored leave the memory to those that learn
 
     def relabel() -> dict[str, Any]:
         sampler = engines.sampler(f"round-{round_:02d}")

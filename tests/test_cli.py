@@ -11,18 +11,8 @@ import pytest
 
 from flows.cli import main
 from pipeline.rundir import RunPaths
+from tests.commands import refused
 from tests.tiny import tiny_recipe
-
-
-def refused(monkeypatch, capsys, *arguments):
-    """The one line that the command line gives for these arguments."""
-    monkeypatch.setattr(sys, "argv", ["grpoflow", *map(str, arguments)])
-    with pytest.raises(SystemExit) as stop:
-        main()
-    lines = capsys.readouterr().err.splitlines()
-    assert stop.value.code == 2
-    assert len(lines) == 1
-    return lines[0]
 
 
 def test_a_file_where_a_folder_must_be_and_a_folder_where_a_file_must_be(tmp_path, monkeypatch, capsys):

@@ -7,12 +7,10 @@ import os
 import re
 import socket
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from flows.cli import main
 from flows.console import Display
 from flows.execute import execute
 from flows.runs import open_run
@@ -24,6 +22,7 @@ from pipeline.config.secret import without_credentials
 from pipeline.models import check_folder
 from pipeline.rundir import RunPaths, stage_keys
 from pipeline.schema import TABLES
+from tests.commands import refused
 from tests.listening import beyond_loopback, family, listening
 from tests.tiny import tiny_recipe
 
@@ -32,17 +31,6 @@ SOURCES = [
     path for room in ("pipeline", "data", "rewards", "eval", "stages", "flows") for path in (ROOT / room).rglob("*.py")
 ]
 SECRET = "sentinel5ecretValue"
-
-
-def refused(monkeypatch, capsys, *arguments):
-    """The one line that the command line gives for these arguments."""
-    monkeypatch.setattr(sys, "argv", ["grpoflow", *map(str, arguments)])
-    with pytest.raises(SystemExit) as stop:
-        main()
-    lines = capsys.readouterr().err.splitlines()
-    assert stop.value.code == 2
-    assert len(lines) == 1
-    return lines[0]
 
 
 # -- nothing listens beyond loopback ---------------------------------------------------------------------------------
