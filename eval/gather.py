@@ -16,7 +16,7 @@ from eval.queries import COMPLETIONS, EVENTS, PUT, SAMPLES, STEPS, SUPERVISED, T
 from eval.summary import Sampled
 from pipeline import store
 from pipeline.guard import one_line
-from pipeline.rundir import RunPaths, read_result
+from pipeline.rundir import RunPaths, read_result, stage_kind
 from pipeline.schema import COMPONENT_PREFIX
 from pipeline.types import StageResult
 
@@ -204,12 +204,6 @@ def stage_results(paths: RunPaths) -> dict[str, StageResult]:
     keys += [str(file.parent.relative_to(folder)) for file in folder.rglob("result.json")]
     found = {key: result for key in dict.fromkeys(keys) if (result := read_result(paths, key)) is not None}
     return dict(sorted(found.items(), key=lambda item: item[1].finished_at))
-
-
-def stage_kind(key: str) -> str:
-    """ "rollout" of ``round-01/step-0003/rollout``, "evaluate" of ``evaluate/final``."""
-    parts = key.split("/")
-    return parts[-1] if parts[0].startswith("round-") else parts[0]
 
 
 def checkpoint_order(name: str) -> tuple[int, str]:

@@ -14,10 +14,10 @@ from flows.console import Display, Throttle
 from flows.deadline import Deadline
 from pipeline import store
 from pipeline.config import Recipe
-from pipeline.costs import Meter, stage_kind
+from pipeline.costs import Meter
 from pipeline.events import Event, RunStopped, record_event
 from pipeline.protocols import EngineDied
-from pipeline.rundir import RunPaths, StageContext, read_result, write_result
+from pipeline.rundir import RunPaths, StageContext, read_result, stage_kind, write_result
 from pipeline.types import StageResult
 
 logger = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from pathlib import Path
 from pipeline import store
 from pipeline.config.guards import CostsConfig
 from pipeline.events import Event, RunStopped
-from pipeline.rundir import RunPaths
+from pipeline.rundir import RunPaths, stage_kind
 from pipeline.types import StageResult
 
 GB = 1e9
@@ -73,11 +73,6 @@ class Meter:
             return int(connection.execute(query, [self.paths.run_id]).fetchall()[0][0])
         finally:
             connection.close()
-
-
-def stage_kind(key: str) -> str:
-    """``round-01/step-0003/rollout`` is a rollout, ``evaluate/final`` an evaluate."""
-    return "evaluate" if key.startswith("evaluate/") else key.rpartition("/")[2]
 
 
 def folder_bytes(folder: Path) -> int:

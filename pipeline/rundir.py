@@ -224,6 +224,12 @@ def step_key(round_: int, step: int) -> str:
     return f"round-{round_:02d}/step-{step:04d}"
 
 
+def stage_kind(key: str) -> str:
+    """ "rollout" of ``round-01/step-0003/rollout``, "evaluate" of ``evaluate/final``."""
+    parts = key.split("/")
+    return parts[-1] if parts[0].startswith("round-") else parts[0]
+
+
 @dataclass(frozen=True)
 class StageContext:
     """What every stage is given: the recipe, the run's paths, its own key, and where to tell its progress.
