@@ -9,7 +9,7 @@ run: install
 	$(BIN)/grpoflow run
 
 test: install-test check
-	$(BIN)/python -m pytest -rs
+	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -rs -n 2 --dist loadfile
 
 check: install-test
 	$(BIN)/ruff check .

@@ -53,9 +53,8 @@ def claims(runs: Sequence[RunFacts]) -> list[Claim]:
     if compared and (claim := figure5(compared)):
         found.append(claim)
     for run in runs:
-        if run.recipe["name"] == "figure6" and (claim := figure6(run)):
-            found.append(claim)
-        if run.recipe["name"] == "figure7" and (claim := figure7(run)):
+        judge = OF_ONE_RUN.get(run.recipe["name"])
+        if judge is not None and (claim := judge(run)):
             found.append(claim)
     return found
 
@@ -253,3 +252,7 @@ def _gain(name: str, d: Difference) -> str:
         f"{name} {100 * d.difference:+.1f} points (95\u00a0% interval {100 * d.low:+.1f} to {100 * d.high:+.1f}, "
         f"{format_p(d.p_value)})"
     )
+
+
+OF_ONE_RUN = {"figure6": figure6, "figure7": figure7}
+"""Recipes that make a claim in one run; figure5's takes a run a method."""

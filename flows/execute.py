@@ -48,9 +48,19 @@ def execute(
             evaluations = _loop(recipe, paths, display, execute_stage, (*observers, *trackers))
         report = build_report(paths)
     display.console.print(evaluation_table(evaluations, recipe.evaluate.ks))
-    for line in closing(paths, report):
+    for line in (*findings(recipe, paths), *closing(paths, report)):
         display.line(line)
     return evaluations
+
+
+def findings(recipe: Recipe, paths: RunPaths) -> list[str]:
+    """What a recipe that is made for one of the paper's claims found."""
+    from eval.claims import OF_ONE_RUN, claims
+    from eval.gather import gather
+
+    if recipe.name not in OF_ONE_RUN:
+        return []
+    return [f"{claim.title}. {claim.found}" for claim in claims([gather(paths)])]
 
 
 def _loop(

@@ -17,6 +17,7 @@ from eval.claims import (
 from eval.compare import Difference
 from eval.gather import gather
 from eval.report import build_report
+from flows.execute import findings
 from pipeline.config import load_recipe
 from tests.synthetic_run import synthetic_run
 from tests.test_report import Page
@@ -106,8 +107,11 @@ def test_a_run_of_figure_7_reports_its_claim_with_a_picture(tmp_path):
     assert claim.found in text
 
 
-def test_a_run_of_figure_6_reports_its_claim(tmp_path):
-    (claim,) = claims([gather(synthetic_run(tmp_path, "six", problems=60, overrides=["name=figure6"]))])
+def test_a_run_of_figure_6_reports_its_claim_and_says_it_at_its_end(tmp_path):
+    run = synthetic_run(tmp_path, "six", problems=60, overrides=["name=figure6"])
+    (claim,) = claims([gather(run)])
+    assert findings(load_recipe("figure6"), run) == [f"{claim.title}. {claim.found}"]
+    assert findings(load_recipe("embedded"), run) == []
     # 0.3 to 0.45 to 0.6 with 60 problems of 8 samples: a standard error of about 0.03 a round
     assert "round 1 +" in claim.found and "Both rounds are sure gains" in claim.found
 
