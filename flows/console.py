@@ -144,7 +144,7 @@ def evaluation_table(evaluations: dict[str, Any], ks: tuple[int, ...]) -> Table:
     table = Table(title="Held-out problems, % with 95 % intervals", title_justify="left", box=box.SIMPLE_HEAD)
     table.add_column("checkpoint", no_wrap=True)
     for column in columns:
-        table.add_column(column, justify="right", no_wrap=True)
+        table.add_column(column, justify="right")  # in a narrow terminal the interval goes below its value
     for name, metrics in evaluations.items():
         table.add_row(name, *(_interval(metrics[c]) if metrics.get(c) else "-" for c in columns))
     return table
