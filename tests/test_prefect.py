@@ -5,8 +5,11 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
@@ -127,6 +130,57 @@ def test_a_stage_that_refuses_its_input_says_so_in_one_line(place):
     assert [line[:30] for line in output.splitlines() if "max_gold_rejects" in line] == [
         "grpoflow: source 'gold': 20 of"
     ]
+
+
+def test_failures_warnings_and_finished_reports_are_posted_to_the_address(place):
+    folder, service = place
+    with inbox() as (url, posts):
+        assert service._in_prefect("notify", text=url) == 3
+        file = folder / "empty-gold.jsonl"
+        file.write_text(json.dumps({"problem": "say one", "answer": ""}) + "\n")
+        for changes in (
+            ["--run-id", "failing", "--set", f'data.sources=[{{name="file", path="{file}"}}]'],
+            ["--run-id", "warning", "--set", "guards.entropy=100.0"],
+        ):
+            command(folder, *changes).communicate(timeout=240)
+        code = "import sys; from flows.deployed import report; report(root=sys.argv[1])"
+        done = subprocess.run(
+            [sys.executable, "-c", code, str(folder / "runs")],
+            env=service.environment(),
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr
+        for words in ("failing: Failed", "warning: round-01/step-0001", "report: Completed"):
+            deadline = time.monotonic() + 60
+            while not any(words in post["text"] for post in posts):
+                assert time.monotonic() < deadline, (words, posts)
+                time.sleep(0.2)
+        assert all(post["text"].startswith("grpoflow: ") for post in posts)
+        assert service._in_prefect("notify", text="") == 0  # taken back
+
+
+@contextmanager
+def inbox():
+    """A local web server: its address, and the JSON bodies posted to it."""
+    posts = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self):
+            posts.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(204)
+            self.end_headers()
+
+        def log_message(self, *words):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/", posts
+    finally:
+        server.shutdown()
+        server.server_close()
 
 
 def wait_for(condition, child, seconds=120):
