@@ -89,7 +89,7 @@ def test_a_killed_run_is_continued_by_the_same_command_and_prefect_shows_both(pl
 def test_a_run_started_by_hand_is_cancelled_on_the_page_and_goes_on_with_the_same_command(place):
     folder, service = place
     paths = RunPaths(folder / "runs", "by-hand")
-    changes = ["--run-id", "by-hand", "--set", "warm_start.steps=20000"]
+    changes = ["--run-id", "by-hand", "--set", "warm_start.steps=1000", "--set", "warm_start.checkpoint_every=100"]
     run = command(folder, *changes)
     wait_for(lambda: paths.result_file("select").is_file(), run)
     [flow_run] = [row for row in flow_runs(service) if row["name"].endswith("by-hand")]
@@ -105,6 +105,14 @@ def test_a_run_started_by_hand_is_cancelled_on_the_page_and_goes_on_with_the_sam
     assert "Traceback" not in output
     states = {row["id"]: row["state"]["type"] for row in flow_runs(service)}
     assert states[flow_run["id"]] == "CANCELLED"
+    again = command(folder, *changes)
+    output, _ = again.communicate(timeout=240)
+    assert again.returncode == 0, output
+    assert "stages were complete and are reused" in output
+    assert {row["state"]["type"] for row in flow_runs(service) if row["name"].endswith("by-hand")} == {
+        "CANCELLED",
+        "COMPLETED",
+    }
 
 
 def test_a_mistake_in_a_parameter_fails_in_the_first_second_with_the_fields_name(place):
