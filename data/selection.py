@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import numpy as np
 from data.alignment import is_number
 from data.decontaminate import Decontaminator, Hit, Reference
 from data.near_duplicates import ERROR, jaccard, shingles, signatures, similar_pairs
-from data.words import split_words, words_of
+from data.words import in_batches, split_words
 from pipeline.config import SourceConfig
 from pipeline.config.data import DecontaminateConfig
 from pipeline.seeds import derive_seed
@@ -129,13 +130,16 @@ def drop_near_duplicates(problems: Sequence[Problem], threshold: float | None) -
         return Sifted(list(problems), [])
     ordered = sorted(problems, key=lambda problem: problem.split != "heldout")
     texts = [problem.problem for problem in ordered]
+    pairs = similar_pairs(signatures(texts, SHINGLE), threshold, threshold - 3 * ERROR)
+    # Numbers come before the exact index: of problems made from templates nearly all pairs differ in their numbers alone.
+    paired = sorted({index for pair in pairs for index in pair})
+    numbers = dict(zip(paired, _numbers(texts[index] for index in paired), strict=True))
     gone: dict[int, tuple[int, float]] = {}
-    for earlier, later in similar_pairs(signatures(texts, SHINGLE), threshold, threshold - 3 * ERROR):
-        if ordered[later].split == "heldout" or later in gone or earlier in gone:
+    for earlier, later in pairs:
+        if ordered[later].split == "heldout" or later in gone or earlier in gone or numbers[earlier] != numbers[later]:
             continue
-        pair = [texts[earlier], texts[later]]
-        similarity = jaccard(*shingles(pair, SHINGLE))
-        if similarity >= threshold and len({_numbers(text) for text in pair}) == 1:
+        similarity = jaccard(*shingles([texts[earlier], texts[later]], SHINGLE))
+        if similarity >= threshold:
             gone[later] = earlier, similarity
     aside = []
     for later, (earlier, similarity) in sorted(gone.items()):
@@ -149,8 +153,17 @@ def drop_near_duplicates(problems: Sequence[Problem], threshold: float | None) -
     return Sifted([problem for problem in problems if problem.problem_id not in left], aside)
 
 
-def _numbers(text: str) -> tuple[str, ...]:
-    return tuple(word for word in words_of(text) if is_number(word))
+def _numbers(texts: Iterable[str]) -> Iterator[bytes]:
+    """Of each text the hashes of its numbers in their order, as bytes, reading a few texts ahead."""
+    for some in in_batches(texts):
+        words = split_words(some)
+        _, first, distinct = np.unique(words.hashes, return_index=True, return_inverse=True)
+        spans = zip(words.documents[first], words.starts[first], words.ends[first], strict=True)
+        stated = np.array([is_number(words.texts[d][start:end].lower()) for d, start, end in spans], bool)[distinct]
+        hashes = words.hashes[stated]
+        bounds = np.searchsorted(words.documents[stated], np.arange(len(some) + 1))
+        for start, end in pairwise(bounds):
+            yield hashes[start:end].tobytes()
 
 
 def hold_out(problems: Sequence[Problem], share: float, seed: int) -> list[Problem]:

@@ -48,10 +48,7 @@ def main() -> None:
         scratch = Path(name)
         recipe = bench_recipe(arguments)
         folder = policy_folder(arguments.policy, recipe, scratch)
-        texts = [
-            f"{a} + {b} + {a * b % 97} ="
-            for a, b in zip(range(100, 100 + arguments.prompts), range(300, 999), strict=False)
-        ]
+        texts = prompt_texts(arguments, folder, recipe)
         ours, theirs, parts = run_turns(folder, texts, recipe, arguments, scratch)
     report("TRL", theirs)
     report("grpoflow", ours)
@@ -99,6 +96,16 @@ def bench_recipe(arguments: argparse.Namespace) -> Recipe:
         [f"model.name={name}", f"model.dtype={arguments.dtype}", f"runtime.device={arguments.device}",
          "grpo.group_size=8", "grpo.objective.kl_coefficient=0.04", f"sampler.max_tokens={arguments.tokens}"],
     )  # fmt: skip
+
+
+def prompt_texts(arguments: argparse.Namespace, folder: Path, recipe: Recipe) -> list[str]:
+    """Sums; a chat model gets them in its own format, in which it ends by itself: lengths are ragged as people meet them."""
+    pairs = list(zip(range(100, 100 + arguments.prompts), range(300, 999), strict=False))
+    if arguments.policy == "embedded":
+        return [f"{a} + {b} + {a * b % 97} =" for a, b in pairs]
+    tokenizer = load_tokenizer(folder, recipe.model)
+    asked = [[{"role": "user", "content": f"What is {a} + {b}?"}] for a, b in pairs]
+    return [tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False) for chat in asked]
 
 
 def policy_folder(name: str, recipe: Recipe, scratch: Path) -> Path:
