@@ -31,6 +31,11 @@ class Claim:
     found: str
     picture: str
 
+    @property
+    def sentence(self) -> str:
+        """The claim and what was found, for a terminal."""
+        return f"{self.title}. {self.found}"
+
 
 @dataclass(frozen=True, slots=True)
 class SeedsDifference:

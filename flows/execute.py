@@ -60,7 +60,7 @@ def findings(recipe: Recipe, paths: RunPaths) -> list[str]:
 
     if recipe.name not in OF_ONE_RUN:
         return []
-    return [f"{claim.title}. {claim.found}" for claim in claims([gather(paths)])]
+    return [claim.sentence for claim in claims([gather(paths)])]
 
 
 def _loop(

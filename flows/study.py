@@ -59,7 +59,7 @@ def run_study(
     ]
     report = build_report(runs, RunPaths(root, f"{prefix}-s{study.seeds[0]}").report(name))
     for claim in claims([gather(paths) for paths in runs]):
-        say(f"{claim.title}. {claim.found}")
+        say(claim.sentence)
     say(f"report: {report}")
     return report
 

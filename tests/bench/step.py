@@ -101,9 +101,9 @@ def bench_recipe(arguments: argparse.Namespace) -> Recipe:
 def prompt_texts(arguments: argparse.Namespace, folder: Path, recipe: Recipe) -> list[str]:
     """Sums; a chat model gets them in its own format, in which it ends by itself: lengths are ragged as people meet them."""
     pairs = list(zip(range(100, 100 + arguments.prompts), range(300, 999), strict=False))
-    if arguments.policy == "embedded":
-        return [f"{a} + {b} + {a * b % 97} =" for a, b in pairs]
     tokenizer = load_tokenizer(folder, recipe.model)
+    if arguments.policy == "embedded" or not tokenizer.chat_template:
+        return [f"{a} + {b} + {a * b % 97} =" for a, b in pairs]
     asked = [[{"role": "user", "content": f"What is {a} + {b}?"}] for a, b in pairs]
     return [tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False) for chat in asked]
 
