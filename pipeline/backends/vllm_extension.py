@@ -33,6 +33,20 @@ class PolicyLoader:
         pack_heads(model)
         return combine_checksums(received)
 
+    def watch_transfer(self) -> None:
+        """Take note of all that vLLM's weight transfer loads, until ``finish_transfer``."""
+        model = self.model_runner.get_model()  # type: ignore[attr-defined]
+        self._received: dict[str, bytes] = {}
+        load, received = type(model).load_weights, self._received
+        model.load_weights = lambda weights: load(model, _hashed(weights, received))
+
+    def finish_transfer(self) -> str:
+        """Repack what was transferred; the checksum of what was received, as ``weights_checksum``."""
+        model = self.model_runner.get_model()  # type: ignore[attr-defined]
+        del model.load_weights
+        pack_heads(model)
+        return combine_checksums(self._received)
+
 
 def pack_heads(model: torch.nn.Module) -> None:
     """Pack again every matrix that the CPU build keeps both plain and packed: the output head and the embedding.

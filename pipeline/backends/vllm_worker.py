@@ -1,7 +1,8 @@
 """The process around one vLLM engine: takes requests from the sampler's process, steps the engine, sends results back.
 
 Started as ``python -m pipeline.backends.vllm_worker FD`` with one end of a socket pair. Messages are tuples:
-in  (options,) first; then ("load", folder) · ("add", [(key, prompt, seed), …], parameters) · ("cancel",) · ("close",)
+in  (options,) first; then ("load", folder) · ("transfer", method, arguments) · ("cancel",) · ("close",) ·
+    ("add", [(key, prompt, seed), …], parameters)
 out ("ready", context, vocabulary) · ("loaded", checksum) · ("done", [(key, ids, logprobs, reason, seconds), …]) ·
     ("cancelled",) · ("refused", message)
 Everything is read between two steps, so a cancellation takes one step. The process ends with the sampler's.
@@ -49,10 +50,23 @@ class EngineLoop:
     def load(self, folder: str) -> None:
         """Take over a checkpoint's weights and forget every prefix computed with the old ones."""
         self._wake()
-        checksums = set(self.llm.collective_rpc("load_policy", args=(folder,)))
+        self._loaded(self.llm.collective_rpc("load_policy", args=(folder,)))
+
+    def transfer(self, method: str, arguments: tuple[Any, ...]) -> None:
+        """One call of vLLM's weight transfer (see ``vllm_transfer``); the last one forgets prefixes as ``load`` does."""
+        self._wake()
+        if method == "start_weight_update":
+            self.llm.collective_rpc("watch_transfer")
+        self.llm.collective_rpc(method, args=arguments)
+        if method == "finish_weight_update":
+            self._loaded(self.llm.collective_rpc("finish_transfer"))
+        else:
+            self.connection.send(("loaded", ""))
+
+    def _loaded(self, checksums: list[str]) -> None:
         if not self.llm.reset_prefix_cache():
             raise RuntimeError("vLLM did not reset its prefix cache: it would answer with the weights before")
-        self.connection.send(("loaded", "+".join(sorted(checksums))))
+        self.connection.send(("loaded", "+".join(sorted(set(checksums)))))
 
     def add(self, requests: list[tuple[str, list[int], int]], parameters: dict[str, Any]) -> None:
         """Queue one completion a request."""

@@ -43,6 +43,19 @@ class VLLMConfig(Section):
     the same GPU, at the price of moving the weights twice. GPUs only."""
     start_timeout: float = Field(default=600.0, gt=0.0)
     """Seconds that an engine may take to start."""
+    weight_sync: Literal["checkpoint", "ipc"] = "checkpoint"
+    """How new weights reach the engine: "checkpoint" writes them to memory-backed storage, which works everywhere; "ipc"
+    is vLLM's own transfer within the memory of a GPU that one engine shares with a learner in this process."""
+
+    @model_validator(mode="after")
+    def _check_transfer(self) -> VLLMConfig:
+        if self.weight_sync == "ipc" and (self.urls or self.engines > 1 or self.tensor_parallel > 1):
+            raise ValueError(
+                f"sampler.vllm.weight_sync is 'ipc', which reaches one engine on the learner's own GPU, but engines is "
+                f"{self.engines}, tensor_parallel {self.tensor_parallel} and urls {list(self.urls)}: set weight_sync to "
+                f"'checkpoint', or use one engine here (engines 1, tensor_parallel 1, no urls)"
+            )
+        return self
 
 
 class SamplerConfig(Section):

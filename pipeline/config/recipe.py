@@ -112,6 +112,11 @@ class Recipe(Section):
             )
         if not self.evaluate.ks or min(self.evaluate.ks) < 1:
             raise ValueError("evaluate.ks must name at least one k, each at least 1, for example [1, 8]")
+        if self.sampler.vllm.weight_sync == "ipc" and self.learner.backend != "torch":
+            raise ValueError(
+                f"sampler.vllm.weight_sync is 'ipc', which needs the learner in this process, but learner.backend is "
+                f"{self.learner.backend!r}: set sampler.vllm.weight_sync = 'checkpoint' or learner.backend = 'torch'"
+            )
         rollouts = self.grpo.problems_per_step * self.grpo.group_size
         if self.grpo.minibatches > self.grpo.problems_per_step:
             raise ValueError(

@@ -102,23 +102,29 @@ def embedded_problems(count: int) -> list[Any]:
     return list(generate(EmbeddedData(train=count, heldout=4), 0))[:count]
 
 
+def chat_questions(count: int) -> list[str]:
+    """Sums of two three-digit numbers, asked in words."""
+    return [f"What is {100 + i} + {300 + i}?" for i in range(count)]
+
+
 def workloads(folder: Path, arguments: argparse.Namespace) -> list[Workload]:
-    """G = 8 and G = 64 over the embedded problems."""
+    """G = 8 and G = 64 over the embedded problems, or over questions for a chat model."""
     from pipeline.config import ModelConfig
     from pipeline.models import load_tokenizer
 
+    small = arguments.policy == "embedded"
     tokenizer = load_tokenizer(folder, ModelConfig())
-    texts = [problem.problem for problem in embedded_problems(64)]
+    # A chat model answers a question and ends by itself, after some 6 to 128 tokens; what it can't read it goes on about.
+    texts = [problem.problem for problem in embedded_problems(64)] if small else chat_questions(64)
     prompts = [
         tokenizer.apply_chat_template(
             [{"role": "user", "content": text}], add_generation_prompt=True, tokenize=True, return_dict=False
         )
         for text in texts
     ]
-    small = arguments.policy == "embedded"
-    groups, wide, limit = (32, 4, 128) if small else (8, 1, 128)
+    groups, wide, limit = (32, 4, 128) if small else (16, 2, 128)
     if arguments.quick:
-        groups, wide, limit = (16, 2, 96) if small else (4, 1, 48)
+        groups, wide, limit = (16, 2, 96) if small else (8, 1, 128)
     return [
         Workload("G = 8", prompts[:groups], 8, limit),
         Workload("G = 64", prompts[:wide], 64, limit),

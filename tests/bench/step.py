@@ -31,6 +31,7 @@ from pipeline.models import load_tokenizer, prepare_base
 from pipeline.protocols import SamplingParams
 from pipeline.types import TrainSequence
 from tests.bench.memory import memory_ratio
+from tests.bench.sample import chat_questions
 from tests.bench.trl_side import Timing, require_trl, trl_steps
 
 Parts = dict[str, tuple[float, float]]
@@ -100,11 +101,11 @@ def bench_recipe(arguments: argparse.Namespace) -> Recipe:
 
 def prompt_texts(arguments: argparse.Namespace, folder: Path, recipe: Recipe) -> list[str]:
     """Sums; a chat model gets them in its own format, in which it ends by itself: lengths are ragged as people meet them."""
-    pairs = list(zip(range(100, 100 + arguments.prompts), range(300, 999), strict=False))
     tokenizer = load_tokenizer(folder, recipe.model)
     if arguments.policy == "embedded" or not tokenizer.chat_template:
+        pairs = zip(range(100, 100 + arguments.prompts), range(300, 999), strict=False)
         return [f"{a} + {b} + {a * b % 97} =" for a, b in pairs]
-    asked = [[{"role": "user", "content": f"What is {a} + {b}?"}] for a, b in pairs]
+    asked = [[{"role": "user", "content": text}] for text in chat_questions(arguments.prompts)]
     return [tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False) for chat in asked]
 
 
