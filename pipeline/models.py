@@ -130,6 +130,8 @@ def load_model(
     import torch
     from transformers import AutoModelForCausalLM
 
+    from pipeline.products import use_onednn
+
     dtype = "auto" if as_stored else torch.float32 if train else getattr(torch, config.dtype)
     model: Any = AutoModelForCausalLM.from_pretrained(
         str(name),
@@ -140,6 +142,7 @@ def load_model(
         attn_implementation="sdpa",
     )
     loaded: PreTrainedModel = model.to(device).eval().requires_grad_(train)
+    use_onednn(loaded)
     return loaded
 
 

@@ -53,6 +53,8 @@ class ScalarModel:
         import torch
         from transformers import AutoModelForSequenceClassification
 
+        from pipeline.products import use_onednn
+
         with torch.random.fork_rng(devices=[]), _quiet():  # a new head is filled from the global generator
             try:
                 classifier, info = AutoModelForSequenceClassification.from_pretrained(
@@ -68,6 +70,7 @@ class ScalarModel:
         classifier.config.problem_type = "regression"
         device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         classifier = classifier.to(device).eval().requires_grad_(train)
+        use_onednn(classifier)
         return cls(classifier, load_tokenizer(directory, ModelConfig(name=str(directory))), dtype)
 
     def save(self, directory: Path) -> None:

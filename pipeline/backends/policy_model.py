@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from pipeline.backends.forward import choose_layout, planned_attention
 from pipeline.config import LearnerConfig, Recipe
 from pipeline.models import load_model
+from pipeline.products import use_onednn
 from pipeline.seeds import derive_seed
 
 ADAPTER = "policy"
@@ -28,6 +29,7 @@ def open_policy(recipe: Recipe, directory: Path, device: torch.device, *, as_sto
     without_dropout(model)
     if recipe.learner.lora_rank:
         _add_lora(model, recipe.learner, derive_seed(recipe.seed, "lora"))
+        use_onednn(model)
     if recipe.learner.gradient_checkpointing:
         _recompute_activations(model)
     # transformers recomputes activations in training mode only, so that mode is on exactly then.

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pipeline.products import linear, multiply
+
 CHUNK_ELEMENTS = 1 << 22
 """Logits held at a time (16 MiB in float32): large enough for full speed, small beside the activations."""
 
@@ -30,7 +32,7 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
 
 
 def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float) -> Tensor:
-    logits = torch.nn.functional.linear(hidden, weight, bias).to(_wide(hidden.dtype))
+    logits = linear(hidden, weight, bias).to(_wide(hidden.dtype))
     return logits if temperature == 1 else logits.div_(temperature)
 
 
@@ -71,7 +73,7 @@ class _TokenLogprobs(torch.autograd.Function):
             change.scatter_add_(1, targets[part, None], scale)
             change = change.to(hidden.dtype)
             if grad_hidden is not None:
-                torch.mm(change, weight, out=grad_hidden[part])
+                grad_hidden[part] = multiply(change, weight)
             if grad_weight is not None:
                 grad_weight.addmm_(change.t(), hidden[part])
             if grad_bias is not None:

@@ -23,6 +23,7 @@ from pipeline.backends.decode_cache import ATTENTION, CHUNK, PromptStates, SlotC
 from pipeline.backends.request import check_request
 from pipeline.backends.sampling import UniformStream, draw_uniforms, pick_tokens
 from pipeline.backends.stopping import StopStrings
+from pipeline.products import packed
 from pipeline.protocols import PolicyVersion, Progress, SamplingParams, no_progress
 from pipeline.types import Completion, FinishReason
 
@@ -291,7 +292,7 @@ def _sampling_mode(model: Any) -> Iterator[None]:
     model.eval()
     model.config._attn_implementation = ATTENTION
     try:
-        with torch.inference_mode():
+        with torch.inference_mode(), packed(model):
             yield
     finally:
         model.config._attn_implementation = attention
