@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-
 ROWS = 64
 """For so many rows weights are packed; others get the same bits."""
 
