@@ -57,6 +57,8 @@ def measured_rates(dtype: str, size: int = 2048) -> Rates:
 
     import torch
 
+    from pipeline.products import multiply
+
     device = "cuda" if torch.cuda.is_available() else "cpu"
 
     def best(work: object, amount: float) -> float:
@@ -71,7 +73,7 @@ def measured_rates(dtype: str, size: int = 2048) -> Rates:
 
     def product(kind: torch.dtype) -> float:
         a, b = (torch.ones(size, size, dtype=kind, device=device) for _ in range(2))
-        return best(lambda: a @ b, 2.0 * size**3)
+        return best(lambda: multiply(a, b), 2.0 * size**3)
 
     block = torch.ones(1 << 26, dtype=torch.uint8, device=device)
     copied = best(lambda: block.clone(), 2.0 * block.numel())

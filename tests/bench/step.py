@@ -28,6 +28,7 @@ from pipeline.backends.torch_learner import TorchLearner
 from pipeline.backends.transformers_sampler import TransformersSampler
 from pipeline.config import Recipe, load_recipe
 from pipeline.models import load_tokenizer, prepare_base
+from pipeline.products import multiply
 from pipeline.protocols import SamplingParams
 from pipeline.types import TrainSequence
 from tests.bench.memory import memory_ratio
@@ -203,14 +204,15 @@ def operations(module: Any, inputs: float, outputs: float) -> dict[str, float]:
 
 
 def matmul_rate(module: Any, now: Callable[[], float]) -> float:
-    """Operations a second of a square matrix product in the module's dtype on its device; the best of ten."""
+    """Operations a second of a square matrix product, as the learner computes it, in the module's dtype on its device; the
+    best of ten."""
     weight = next(module.parameters())
     side = PEAK_SIZE if weight.device.type == "cpu" else 8 * PEAK_SIZE
     left = torch.ones((side, side), dtype=weight.dtype, device=weight.device)
     best = float("inf")
     for _ in range(10):
         started = now()
-        left @ left
+        multiply(left, left)
         if weight.device.type == "cuda":
             torch.cuda.synchronize()
         best = min(best, now() - started)
