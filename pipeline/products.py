@@ -1,8 +1,9 @@
 """Matrix products of float32 linear layers on the CPU, by oneDNN.
 
-PyTorch hands them to MKL, which runs at half the rate of oneDNN on processors that are not Intel's and, with few rows, on
-those that are. oneDNN also gives a row the same bits whatever the number of rows, from two on. Elsewhere (a GPU, another
-type, a build of PyTorch without oneDNN) the layers compute as PyTorch's own.
+PyTorch hands them to MKL, which on AMD's processors runs at half the rate of oneDNN: 110 against 240 billion operations a
+second on one core with 1,024 rows, 60 against 140 with 16 rows and packed weights. oneDNN also gives a row the same bits
+whatever the number of rows, from two on. Elsewhere (a GPU, another type, a build of PyTorch without oneDNN) the layers
+compute as PyTorch's own.
 """
 
 from __future__ import annotations

@@ -12,10 +12,13 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from torch.nn import functional
 
 from pipeline.protocols import SamplingParams
 
 _BLOCK = 128
+_BLOCK_SIZE = 512
+"""Tokens of a vocabulary among which one is searched at once."""
 
 
 class UniformStream:
@@ -53,9 +56,9 @@ def pick_tokens(
         raise ValueError("sampling at a temperature above 0 needs one uniform a row, got none")
     if params.temperature != 1.0:
         logits = logits / params.temperature
-    logprobs = torch.log_softmax(restrict_support(logits, params), -1)
-    ids = _inverse_cdf(logprobs.exp(), uniforms)
-    return ids, logprobs.gather(-1, ids[:, None])[:, 0]
+    probabilities = torch.softmax(restrict_support(logits, params), -1)
+    ids = _draw(probabilities, uniforms)
+    return ids, probabilities.gather(-1, ids[:, None])[:, 0].log()
 
 
 def restrict_support(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
@@ -75,10 +78,23 @@ def restrict_support(logits: torch.Tensor, params: SamplingParams) -> torch.Tens
     return logits
 
 
-def _inverse_cdf(probabilities: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
-    """First index whose cumulative probability exceeds the uniform: never a token of probability 0."""
-    cumulative = probabilities.cumsum(-1, dtype=torch.float64)
-    total = cumulative[:, -1]
-    # Summed in float32 the probabilities miss 1 by an ulp or so: scale the uniform, and stay below the total.
+def _draw(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
+    """int64 [n]: the first index at which the running sum of ``weights`` [n, V], in float64, exceeds that share of the whole
+    sum that ``uniforms`` [n] name; never one of weight 0.
+
+    In a large vocabulary a block is drawn first, and then one of its tokens: running sums of all would cost more than
+    the softmax. A block's sum is in float32, as the weights are.
+    """
+    size = weights.shape[-1]
+    if size > _BLOCK_SIZE:
+        blocks = functional.pad(weights, (0, -size % _BLOCK_SIZE)).unflatten(-1, (-1, _BLOCK_SIZE))
+        sums = blocks.sum(-1).double()
+        block = _draw(sums, uniforms)[:, None]
+        here, upto = sums.gather(-1, block), sums.cumsum(-1).gather(-1, block)
+        rest = (uniforms[:, None] * sums.sum(-1, keepdim=True) - (upto - here)) / here
+        inside = blocks[torch.arange(len(weights), device=weights.device), block[:, 0]]
+        return block[:, 0] * _BLOCK_SIZE + _draw(inside, rest[:, 0].clamp_(0.0, 1.0))
+    running = weights.cumsum(-1, dtype=torch.float64)
+    total = running[:, -1]
     target = torch.minimum(uniforms * total, torch.nextafter(total, torch.zeros_like(total)))
-    return torch.searchsorted(cumulative, target[:, None], right=True)[:, 0]
+    return torch.searchsorted(running, target[:, None], right=True)[:, 0]
