@@ -25,7 +25,8 @@ def linear(left: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """``left`` [..., K] W^T + bias, [..., N], for ``weight`` [N, K] and ``bias`` [N]; with gradient."""
     if not _by_onednn(left, weight):
         return functional.linear(left, weight, bias)
-    if torch.is_grad_enabled() and (left.requires_grad or weight.requires_grad):
+    learns = left.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
+    if torch.is_grad_enabled() and learns:
         return _Linear.apply(left, weight, bias)
     return _product(left, weight, bias)
 

@@ -42,6 +42,10 @@ def test_only_what_is_asked_for_has_a_gradient():
     torch.testing.assert_close(left.grad, ours.weight.sum(0).expand(3, 8))
     assert ours.weight.grad is None
     assert ours.bias.grad is None
+    ours.bias.requires_grad_()
+    ours(left.detach()).sum().backward()
+    assert ours.bias.grad.tolist() == [3.0] * 4  # one from each row
+    assert ours.weight.grad is None
 
 
 def test_multiply_is_the_product_of_the_matrices_as_they_are():

@@ -8,10 +8,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from pipeline.backends.plan_attention import ATTENTION, plan_tensors, register_plan_attention
 from pipeline.backends.token_logprobs import token_logprobs
 from pipeline.batching import Layout, TokenBatch
+
+ROWS = 64
+"""Tokens laid end to end are filled up to a multiple of this: oneDNN makes a kernel for each new number of rows, which
+would cost a tenth of a small policy's step."""
 
 
 class PolicyForward(nn.Module):
@@ -35,9 +40,10 @@ class PolicyForward(nn.Module):
 def _hidden_states(model: Any, batch: TokenBatch, device: torch.device) -> Tensor:
     """[R, C, D] from the decoder under the head; adapters inside it are applied."""
     backbone = getattr(model, model.base_model_prefix)
+    unused = 0 if batch.plan is None else -batch.input_ids.shape[1] % ROWS
     inputs = {
-        "input_ids": torch.as_tensor(batch.input_ids, device=device),
-        "position_ids": torch.as_tensor(batch.position_ids, device=device),
+        "input_ids": pad(torch.as_tensor(batch.input_ids, device=device), (0, unused)),
+        "position_ids": pad(torch.as_tensor(batch.position_ids, device=device), (0, unused)),
         "use_cache": False,
     }
     if batch.plan is None:
@@ -46,7 +52,8 @@ def _hidden_states(model: Any, batch: TokenBatch, device: torch.device) -> Tenso
     with planned_attention(model.config):
         # A 4-D mask is taken as it is; the plan is what says who sees whom.
         nothing = torch.zeros((1, 1, 1, 1), dtype=torch.bool, device=device)
-        return backbone(attention_mask=nothing, plan=plan_tensors(batch.plan, device), **inputs).last_hidden_state
+        plan = plan_tensors(batch.plan, device, unused)
+        return backbone(attention_mask=nothing, plan=plan, **inputs).last_hidden_state
 
 
 @contextmanager

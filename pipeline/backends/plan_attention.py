@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
 
 from pipeline.batching import AttentionPlan
 
@@ -32,8 +32,11 @@ class PlanTensors:
     output_index: Tensor
 
 
-def plan_tensors(plan: AttentionPlan, device: torch.device) -> PlanTensors:
-    """The plan's index arrays as tensors, and the mask of the shared prompts' completions."""
+def plan_tensors(plan: AttentionPlan, device: torch.device, unused: int = 0) -> PlanTensors:
+    """The plan's index arrays as tensors, and the mask of the shared prompts' completions.
+
+    ``unused`` tokens behind the plan's are seen by none, and get what the first token sees.
+    """
     rows, width = plan.branch_rows.shape
     longest = int(plan.prompt_lengths.max()) if rows else 0
     lengths = torch.as_tensor(plan.prompt_lengths, device=device)
@@ -45,7 +48,7 @@ def plan_tensors(plan: AttentionPlan, device: torch.device) -> PlanTensors:
         branch_rows=torch.as_tensor(plan.branch_rows, device=device),
         branch_prompts=torch.as_tensor(plan.branch_prompts, device=device),
         branch_mask=mask[:, None],
-        output_index=torch.as_tensor(plan.output_index, device=device),
+        output_index=pad(torch.as_tensor(plan.output_index, device=device), (0, unused)),
     )
 
 
