@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 ROWS = 64
@@ -23,7 +24,7 @@ ROWS = 64
 
 def linear(left: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """``left`` [..., K] W^T + bias, [..., N], for ``weight`` [N, K] and ``bias`` [N]; with gradient."""
-    if not _by_onednn(left, weight):
+    if not _by_onednn(left, weight) or left.shape[-1] != weight.shape[1]:
         return functional.linear(left, weight, bias)
     learns = left.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
     if torch.is_grad_enabled() and learns:
@@ -33,7 +34,9 @@ def linear(left: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 def multiply(left: Tensor, right: Tensor) -> Tensor:
     """``left`` [M, K] times ``right`` [K, N], without gradient."""
-    return _product(left, right.t(), None) if _by_onednn(left, right) else left @ right
+    if not _by_onednn(left, right) or left.shape[-1] != right.shape[0]:
+        return left @ right
+    return _product(left, right.t(), None)
 
 
 class Linear(nn.Linear):
@@ -42,7 +45,7 @@ class Linear(nn.Linear):
     packed: Tensor | None = None
 
     def forward(self, input: Tensor) -> Tensor:
-        if self.packed is not None:
+        if self.packed is not None and _by_onednn(input, self.weight) and not torch.is_grad_enabled():
             return _product(input, self.packed, self.bias)
         return linear(input, self.weight, self.bias)
 
@@ -56,8 +59,8 @@ def use_onednn(model: nn.Module) -> None:
 
 @contextmanager
 def packed(model: nn.Module) -> Iterator[None]:
-    """Keep the weights a second time meanwhile, packed: a quarter to a half faster with few rows. They must not change,
-    and nothing may ask for gradients."""
+    """Keep the weights a second time meanwhile, packed: a quarter to a half faster with few rows, where no gradients are
+    asked for. They must not change."""
     layers = [m for m in model.modules() if isinstance(m, Linear) and _by_onednn(m.weight, m.weight)]
     try:
         for layer in layers:
@@ -74,8 +77,17 @@ def _has_onednn() -> bool:
 
 
 def _by_onednn(left: Tensor, right: Tensor) -> bool:
-    plain = left.dtype == right.dtype == torch.float32 and left.device.type == right.device.type == "cpu"
-    return plain and left.numel() > 0 and _has_onednn() and not torch.is_autocast_enabled("cpu")
+    """Whether oneDNN is to multiply; everything unusual, errors too, is PyTorch's."""
+    return (
+        left.dtype == right.dtype == torch.float32
+        and left.device.type == right.device.type == "cpu"
+        and left.numel() > 0
+        and right.numel() > 0
+        and right.dim() == 2
+        and _has_onednn()
+        and bool(torch.backends.mkldnn.enabled)
+        and not torch.is_autocast_enabled("cpu")
+    )
 
 
 def _product(left: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -89,6 +101,7 @@ class _Linear(torch.autograd.Function):
         return _product(left, weight, bias)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         left, weight = ctx.saved_tensors
         need_left, need_weight, need_bias = ctx.needs_input_grad

@@ -94,6 +94,29 @@ def test_autocast_still_computes_in_its_own_type():
         assert layer(8, 4)(torch.randn(3, 8)).dtype == torch.bfloat16
 
 
+def test_what_does_not_fit_is_pytorchs_error():
+    with pytest.raises(RuntimeError, match="mat1 and mat2"):
+        linear(torch.ones(3, 32), torch.ones(4, 33))
+    with pytest.raises(RuntimeError, match="mat1 and mat2"):
+        multiply(torch.ones(3, 32), torch.ones(33, 4))
+    with pytest.raises(RuntimeError):
+        linear(torch.ones(3, 32), torch.empty(0))  # a part of a weight that is elsewhere
+
+
+def test_gradients_come_through_a_packed_layer_too():
+    ours, left = layer(8, 4), torch.ones(3, 8)
+    with packed(ours):
+        ours(left).sum().backward()
+    assert ours.weight.grad.tolist() == [[3.0] * 8] * 4
+
+
+def test_a_second_derivative_is_refused():
+    ours, left = layer(8, 4), torch.ones(3, 8, requires_grad=True)
+    [slope] = torch.autograd.grad(ours(left).square().sum(), left, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        slope.sum().backward()
+
+
 def test_no_rows_give_no_rows():
     assert linear(torch.randn(0, 8), torch.randn(4, 8)).shape == (0, 4)
 

@@ -61,6 +61,16 @@ def test_a_row_is_drawn_alike_whatever_the_other_rows(size):
         assert torch.equal(theirs, logprobs[rows])
 
 
+@pytest.mark.parametrize("size", [5, 1100])
+@pytest.mark.parametrize("broken", [math.nan, math.inf])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_logits_that_are_no_numbers_are_told(size, broken, temperature):
+    given = logits(3, size)
+    given[1, 3] = broken
+    with pytest.raises(ValueError, match=r"logits are not numbers.*earlier checkpoint"):
+        pick_tokens(given, SamplingParams(8, temperature=temperature), torch.full((3,), 0.5, dtype=torch.float64))
+
+
 def test_frequencies_in_a_vocabulary_of_blocks_are_the_probabilities():
     # Tokens 3, 600 and 1,000 of 1,100 with 1/2, 3/8 and 1/8: of 8,000 evenly spaced uniforms 4,000, 3,000 and 1,000.
     given = torch.full((1, 1100), -torch.inf)

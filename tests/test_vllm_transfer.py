@@ -1,4 +1,4 @@
-"""Weights through vLLM's own weight transfer, in the real CPU build; only the CUDA handles are replaced by arrays."""
+"""Weights through vLLM's own weight transfer, in the real CPU build; only its calls to CUDA are replaced."""
 
 from importlib.util import find_spec
 
@@ -8,9 +8,9 @@ import torch
 from pipeline.backends import vllm_sampler
 from pipeline.backends.probe import check_gap
 from pipeline.backends.vllm_sampler import VLLMSampler
+from pipeline.backends.vllm_transfer import check_names
 from pipeline.config import Recipe, load_recipe
 from pipeline.models import weights_checksum
-from pipeline.protocols import EngineDied
 from tests.policies import disturb, embedded_folder, load, prompts
 from tests.test_vllm_sampler import PlainLearner, needs_vllm
 
@@ -24,18 +24,17 @@ def recipe() -> Recipe:
 @pytest.fixture(params=["untied", "tied"])
 def transferring(request, tmp_path, monkeypatch):
     """(sampler, folder): no engine yet."""
-    from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
-
-    from tests.transfer_engine import ArrayTrainer
+    from tests.arrays_for_handles import REPLACED
 
     options = vllm_sampler.engine_options
     monkeypatch.setattr(vllm_sampler, "_check_shared_gpu", lambda recipe: None)
     monkeypatch.setattr(
         vllm_sampler,
         "engine_options",
-        lambda *given: options(*given) | {"worker_extension_cls": "tests.transfer_engine.PolicyLoader"},
+        lambda *given: options(*given) | {"worker_extension_cls": "tests.arrays_for_handles.PolicyLoader"},
     )
-    monkeypatch.setitem(WeightTransferTrainerFactory._registry, "ipc", lambda: ArrayTrainer)
+    for where, name, new in REPLACED:
+        monkeypatch.setattr(where, name, new)
     folder = embedded_folder(tmp_path / "policy", tied=request.param == "tied")
     sampler = VLLMSampler(recipe(), folder, tmp_path)
     yield sampler, folder
@@ -57,21 +56,30 @@ def test_live_weights_arrive_over_several_syncs(transferring):
 
 
 @needs_vllm
-def test_weights_of_another_shape_are_refused_and_the_engine_ended(transferring):
+def test_weights_that_vllm_does_not_take_are_refused_and_the_engine_ended(transferring):
     sampler, folder = transferring
-    sampler.load_policy(load(folder), "first")
-    wider = torch.nn.Linear(3, 3)
-    with pytest.raises((EngineDied, RuntimeError), match="vLLM engine 0"):
-        sampler.load_policy(_with_ends(wider), "other")
-    assert sampler._engines == []
     model = load(folder)
+    sampler.load_policy(model, "first")
+    wider = load(folder)
+    wider.model.norm.weight = torch.nn.Parameter(torch.ones(96))
+    with pytest.raises(
+        RuntimeError, match=r"vLLM engine 0 did not take the learner's weights \(update_weights\): \w+Error"
+    ):
+        sampler.load_policy(wider, "wider")
+    assert sampler._engines == []
     assert sampler.load_policy(model, "again").checksum == weights_checksum(model)
 
 
-def _with_ends(module):
-    """A module that names an end token, as the sampler asks of a policy."""
-    module.config = type("Config", (), {"eos_token_id": 1, "_name_or_path": "other"})()
-    return module
+@needs_vllm
+@pytest.mark.parametrize("what", ["name", "buffer"])
+def test_a_policy_whose_file_holds_other_tensors_than_its_parameters_is_refused(tmp_path, what):
+    model = load(embedded_folder(tmp_path))
+    if what == "name":  # as a mixture of experts has, whose experts are one parameter here and many tensors in the file
+        model.model.fused = torch.nn.Parameter(torch.ones(2))
+    else:
+        model.model.register_buffer("bias", torch.ones(2))
+    with pytest.raises(ValueError, match=r"model\.(fused|bias).*sampler.vllm.weight_sync = 'checkpoint'"):
+        check_names(model, tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -47,18 +47,31 @@ def draw_uniforms(streams: Sequence[UniformStream], positions: np.ndarray) -> np
 def pick_tokens(
     logits: torch.Tensor, params: SamplingParams, uniforms: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Token ids int64 [n] and their logprobs float32 [n] from logits [n, V]; ``uniforms`` float64 [n] (None: greedy)."""
+    """Token ids int64 [n] and their logprobs float32 [n] from logits [n, V]; ``uniforms`` float64 [n] (None: greedy).
+
+    ValueError for logits that are no distribution: NaN, infinite, or all impossible.
+    """
     logits = logits.float()
     if params.temperature == 0:
         ids = logits.argmax(-1)
-        return ids, torch.log_softmax(logits, -1).gather(-1, ids[:, None])[:, 0]
+        return ids, _numbers(torch.log_softmax(logits, -1).gather(-1, ids[:, None])[:, 0])
     if uniforms is None:
         raise ValueError("sampling at a temperature above 0 needs one uniform a row, got none")
     if params.temperature != 1.0:
         logits = logits / params.temperature
     probabilities = torch.softmax(restrict_support(logits, params), -1)
+    _numbers(probabilities[:, 0])  # one that is none makes its row so
     ids = _draw(probabilities, uniforms)
     return ids, probabilities.gather(-1, ids[:, None])[:, 0].log()
+
+
+def _numbers(values: torch.Tensor) -> torch.Tensor:
+    if values.isnan().any():
+        raise ValueError(
+            "the policy's logits are not numbers: its weights are lost. Continue from an earlier checkpoint, with a lower "
+            "learning rate (grpo.lr) or learner.max_grad_norm"
+        )
+    return values
 
 
 def restrict_support(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:

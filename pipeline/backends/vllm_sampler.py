@@ -114,8 +114,9 @@ class VLLMSampler:
             shutil.rmtree(folder, ignore_errors=True)
 
     def _transfer(self, module: nn.Module) -> str:
-        from pipeline.backends.vllm_transfer import send_weights
+        from pipeline.backends.vllm_transfer import check_names, send_weights
 
+        check_names(module, self._tokenizer_directory)
         self._start_missing(self._tokenizer_directory)  # the base policy: the same architecture
         [engine] = self._engines
         try:
@@ -190,7 +191,7 @@ class VLLMSampler:
 
 
 def engine_options(recipe: Recipe, folder: Path, tokenizer: Path) -> dict[str, Any]:
-    """vLLM's engine arguments. Weights come through ``PolicyLoader.load_policy`` alone, the first ones too."""
+    """vLLM's engine arguments. Weights come through ``load_policy`` alone, the first ones too."""
     import torch
 
     config = recipe.sampler.vllm

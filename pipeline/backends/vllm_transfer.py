@@ -1,12 +1,13 @@
 """Live weights to a vLLM engine on the same GPU, through vLLM's own weight-transfer engine (CUDA IPC).
 
-Nothing is written: the engine maps the learner's buffers and copies from them. vLLM's trainer side packs the weights
-into one buffer at a time and drives the update; here is only what carries its calls to the engine's process.
+Nothing is written: the engine maps the learner's parameters and copies from them. vLLM's trainer side drives the update;
+here is only what carries its calls to the engine's process.
 Source: https://docs.vllm.ai/en/latest/training/weight_transfer/
 """
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.backends.vllm_child import ChildEngine
@@ -24,7 +25,7 @@ class EngineClient:
         """Of the weights that the engine received, once the update is finished."""
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
-        """Tell the engine how the weights are packed."""
+        """Tell the engine how the weights come."""
         self._ask("init_weight_transfer_engine", init_info)
 
     def start_weight_update(self) -> None:
@@ -49,7 +50,8 @@ class EngineClient:
 
 
 def send_weights(engine: ChildEngine, module: nn.Module) -> str:
-    """Hand the module's parameters over; the checksum of what the engine received, as ``weights_checksum``.
+    """Hand the module's parameters over as they lie (``check_names`` has passed them); the checksum of what the engine
+    received, as ``weights_checksum``.
 
     EngineDied when the engine ends meanwhile, RuntimeError when it refuses.
     """
@@ -58,6 +60,24 @@ def send_weights(engine: ChildEngine, module: nn.Module) -> str:
     from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo
 
     client = EngineClient(engine)
-    how = IPCTrainerInitInfo(rank=0, packed=True)
+    how = IPCTrainerInitInfo(rank=0, packed=False)  # packed, a tensor of more than the buffer's 1 GiB would not fit
     WeightTransferTrainerFactory.trainer_init(how, client=client, source=ModuleSource(module)).send_weights()
     return client.checksum
+
+
+def check_names(module: nn.Module, checkpoint: Path) -> None:
+    """ValueError when the policy's files hold other tensors than its parameters: the engine knows the files' names."""
+    from safetensors import safe_open
+
+    filed: set[str] = set()
+    for file in checkpoint.glob("*.safetensors"):
+        with safe_open(file, "pt") as opened:
+            filed.update(opened.keys())
+    strange = [name for name, _ in module.named_parameters() if name not in filed]
+    tied = {name for name, _ in module.named_parameters(remove_duplicate=False)}
+    strange += [name for name in module.state_dict() if name not in tied]  # buffers
+    if strange:
+        raise ValueError(
+            f"sampler.vllm.weight_sync is 'ipc', which hands over parameters under the names of the policy's files, but "
+            f"{strange[0]} is not one of both (fused experts and buffers are not): set sampler.vllm.weight_sync = 'checkpoint'"
+        )

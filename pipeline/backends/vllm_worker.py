@@ -15,6 +15,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -55,9 +56,13 @@ class EngineLoop:
     def transfer(self, method: str, arguments: tuple[Any, ...]) -> None:
         """One call of vLLM's weight transfer (see ``vllm_transfer``); the last one forgets prefixes as ``load`` does."""
         self._wake()
-        if method == "start_weight_update":
-            self.llm.collective_rpc("watch_transfer")
-        self.llm.collective_rpc(method, args=arguments)
+        try:
+            if method == "start_weight_update":
+                self.llm.collective_rpc("watch_transfer")
+            self.llm.collective_rpc(method, args=arguments)
+        except Exception as error:  # whatever vLLM finds wrong with the weights: the sampler ends this engine
+            traceback.print_exc()
+            raise ValueError(f"{type(error).__name__}: {error}") from error
         if method == "finish_weight_update":
             self._loaded(self.llm.collective_rpc("finish_transfer"))
         else:

@@ -204,8 +204,8 @@ def operations(module: Any, inputs: float, outputs: float) -> dict[str, float]:
 
 
 def matmul_rate(module: Any, now: Callable[[], float]) -> float:
-    """Operations a second of a square matrix product, as the learner computes it, in the module's dtype on its device; the
-    best of ten."""
+    """Operations a second of a square matrix product, as linear layers compute it here, in the module's dtype on its
+    device; the best of ten."""
     weight = next(module.parameters())
     side = PEAK_SIZE if weight.device.type == "cpu" else 8 * PEAK_SIZE
     left = torch.ones((side, side), dtype=weight.dtype, device=weight.device)
