@@ -45,7 +45,7 @@ class Linear(nn.Linear):
     packed: Tensor | None = None
 
     def forward(self, input: Tensor) -> Tensor:
-        if self.packed is not None and _by_onednn(input, self.weight) and not torch.is_grad_enabled():
+        if self.packed is not None and not (torch.is_grad_enabled() or torch.is_autocast_enabled("cpu")):
             return _product(input, self.packed, self.bias)
         return linear(input, self.weight, self.bias)
 
