@@ -40,11 +40,15 @@ def memory_ratio(quick: bool, threads: int, device: str = "cpu") -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("side", choices=["ours", "trl"])
+    parser.add_argument("side", choices=["ours", "trl"], nargs="?", help="measure one alone, in this process")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     arguments = parser.parse_args()
+    if arguments.side is None:
+        ratio = memory_ratio(arguments.quick, arguments.threads, arguments.device)
+        print(json.dumps({"memory_vs_trl": round(ratio, 3)}))
+        return
     torch.set_num_threads(arguments.threads)
     with tempfile.TemporaryDirectory() as name:
         folder = wide_policy(Path(name))
