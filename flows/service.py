@@ -111,7 +111,10 @@ class Service:
 
     @contextlib.contextmanager
     def server(self) -> Iterator[str]:
-        """The API's address for the length of a command: the server that answers, else one of our own, ended after."""
+        """The API's address for the length of a command: the server that answers, else one of our own.
+
+        Ours ends with the last command that uses it, which holds a kernel lock as long, unless `up` has taken it over.
+        """
         if os.environ.get("PREFECT_API_URL"):
             if not healthy(self.url):
                 raise ValueError(
@@ -121,12 +124,16 @@ class Service:
             yield self.url
             return
         with self._exclusive():
-            ours = self.start_server()
+            if self.start_server():
+                self._save({**self.state(), "passing": True})
+            users = (self.home / ".users").open("w")
+            fcntl.flock(users, fcntl.LOCK_SH)
         try:
             yield self.url
         finally:
-            if ours and not self.state().get("worker"):  # `up` may have taken it over meanwhile
-                with self._exclusive():
+            with users, self._exclusive(), contextlib.suppress(BlockingIOError):  # another command uses it
+                fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if self.state().get("passing"):
                     self._stop("server", seconds=20)
 
     def _start(self, name: str, command: Sequence[str], environment: dict[str, str], **state: Any) -> None:
@@ -144,6 +151,8 @@ class Service:
             end_process(pid, seconds)
         state = self.state()
         state.pop(name, None)
+        if name == "server":
+            state.pop("passing", None)
         self._save(state)
         return pid is not None
 
@@ -165,7 +174,7 @@ class Service:
             say(f"server   {without_credentials(self.url.removesuffix('/api'))} ({how})")
             self._prefect("work-pool", "create", POOL, "--type", "process", "--overwrite")
             slots = slots or self.state().get("slots", 1)
-            self._save({**self.state(), "slots": slots})
+            self._save({**self.state(), "slots": slots, "passing": False})  # the server stays now, whoever started it
             dead = self._in_prefect("prepare", slots)
             say(f"reconciled {dead} runs of processes that are gone; {slots} at a time, later ones queue")
             self._prefect("deploy", "--all", "--prefect-file", str(PROJECT / "prefect.yaml"))

@@ -33,6 +33,27 @@ def place(tmp_path_factory):
     assert not healthy(service.url)
 
 
+@pytest.mark.parametrize("taken_over", [False, True])
+def test_a_server_for_the_length_of_a_command_ends_with_the_last_one_that_uses_it(tmp_path, monkeypatch, taken_over):
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    first, second = Service(tmp_path), Service(tmp_path)
+    with second._exclusive():
+        second._save({"port": 0})
+    one, two = first.server(), second.server()
+    url = one.__enter__()
+    try:
+        assert two.__enter__() == url
+        one.__exit__(None, None, None)
+        assert healthy(url)  # the second command works on
+        if taken_over:  # as `grpoflow up` does
+            second._save({**second.state(), "passing": False})
+        two.__exit__(None, None, None)
+        assert healthy(url) is taken_over
+    finally:
+        first.down(say=lambda line: None)
+    assert not healthy(url)
+
+
 def command(folder, *arguments):
     changes = [part for change in tiny_recipe(folder) for part in ("--set", change)]
     environment = {**os.environ, "GRPOFLOW_HOME": str(folder / "home")}

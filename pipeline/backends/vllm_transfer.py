@@ -2,7 +2,7 @@
 
 Nothing is written: the engine maps the learner's parameters and copies from them. vLLM's trainer side drives the update;
 here is only what carries its calls to the engine's process.
-Source: https://docs.vllm.ai/en/latest/training/weight_transfer/
+Source: https://docs.vllm.ai/en/v0.32.0/training/weight_transfer/
 """
 
 from __future__ import annotations
