@@ -301,22 +301,33 @@ def select(
 
 @app.command()
 def report(
-    runs: Annotated[list[str] | None, typer.Argument(metavar="RUN …")] = None, out: Out = None, root: Root = "runs"
+    runs: Annotated[list[str] | None, typer.Argument(metavar="RUN …")] = None,
+    out: Out = None,
+    picture: Annotated[Path | None, typer.Option(help="Of one run: also this .png of what it learnt, to show.")] = None,
+    root: Root = "runs",
 ) -> None:
     """One HTML file with pictures inside, of one run or several side by side; of all, with an index, when none is named."""
     from flows.evaluate import report_all
     from flows.runs import find_run
 
+    if picture is not None and (len(runs or []) != 1 or picture.suffix != ".png"):
+        raise ValueError(
+            f"--picture {picture}: expected a file.png, and one run, as in grpoflow report RUN --picture {picture.stem}.png"
+        )
     if not runs:
         if not Path(root).is_dir():
             raise ValueError(f"{root}: there is no folder of runs; start one with `grpoflow run`, or name --root")
         index, _ = report_all(Path(root))
         print(index)
         return
+    from eval.gather import gather
+    from eval.plots import learning_picture
     from eval.report import build_report
 
     chosen = [find_run(Path(root), run_id) for run_id in runs]
     print(build_report(chosen, out or chosen[0].report("report" if len(chosen) == 1 else "compare")))
+    if picture is not None:
+        print(learning_picture(gather(chosen[0]), picture))
 
 
 @app.command()

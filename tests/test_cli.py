@@ -23,6 +23,11 @@ def test_a_file_where_a_folder_must_be_and_a_folder_where_a_file_must_be(tmp_pat
     assert "cannot write" in refused(monkeypatch, capsys, "run", "--root", file, "--no-prefect")
 
 
+def test_a_picture_is_a_png_of_one_run(tmp_path, monkeypatch, capsys):
+    for arguments in (["a", "b", "--picture", "c.png"], ["--picture", "c.png"], ["a", "--picture", "c.jpg"]):
+        assert "--picture c." in refused(monkeypatch, capsys, "report", *arguments, "--root", tmp_path)
+
+
 def test_a_report_of_a_folder_that_is_not_there_makes_none(tmp_path, monkeypatch, capsys):
     assert "no folder of runs" in refused(monkeypatch, capsys, "report", "--root", tmp_path / "rusn")
     assert not (tmp_path / "rusn").exists()
