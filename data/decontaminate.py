@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 
@@ -196,7 +197,7 @@ class Decontaminator:
     def _verify(self, words: Words, first: np.ndarray, hashes: np.ndarray, owner: int, share: float) -> Hit | None:
         """The hit, when the passage around the shared n-grams repeats the reference's words and numbers in order."""
         reference = self.references[owner]
-        own = split_words([reference.text]).grams(self.config.words)[0]
+        own, wanted = _taken_apart(reference.text, self.config.words)
         positions = first[np.isin(hashes, own)].tolist()
         length = int(self._lengths[owner])
         low, high = densest_window(positions, 2 * length)
@@ -205,7 +206,7 @@ class Decontaminator:
         high = min(int(mine[-1]) + 1, high + self.config.words + MARGIN)
         text = words.texts[int(words.documents[low])]
         spans = zip(words.starts[low:high].tolist(), words.ends[low:high].tolist(), strict=True)
-        found = align(words_of(reference.text), [text[start:end].lower() for start, end in spans])
+        found = align(wanted, [text[start:end].lower() for start, end in spans])
         if found.numbers is None:
             same = share >= self.config.threshold_without_numbers
         else:
@@ -213,6 +214,12 @@ class Decontaminator:
         if not same or found.words < self.config.same_words:
             return None
         return Hit(reference, share, _passage(words, low, high))
+
+
+@lru_cache(maxsize=4096)
+def _taken_apart(text: str, length: int) -> tuple[np.ndarray, list[str]]:
+    """Hashes of a reference's n-grams, and its words; kept, since texts made from a template meet the same few."""
+    return split_words([text]).grams(length)[0], words_of(text)
 
 
 def _passage(words: Words, low: int, high: int) -> str:
