@@ -70,7 +70,6 @@ def test_weights_that_vllm_does_not_take_are_refused_and_the_engine_ended(transf
     assert sampler.load_policy(model, "again").checksum == weights_checksum(model)
 
 
-@needs_vllm
 @pytest.mark.parametrize("what", ["name", "buffer"])
 def test_a_policy_whose_file_holds_other_tensors_than_its_parameters_is_refused(tmp_path, what):
     model = load(embedded_folder(tmp_path))

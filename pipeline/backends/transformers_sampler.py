@@ -2,8 +2,8 @@
 
 Each prompt is prefilled once and its cache forked to its completions; a finished completion leaves the batch at once and
 a waiting one takes its slot. In float32 on the CPU a completion's ids and logprobs do not depend on what else is in the
-batch, bit for bit: each row sees the same matrix products (rows come in blocks of 16, below which the kernels round
-differently) and its own random stream.
+batch, bit for bit: each row sees the same matrix products (rows come in blocks of 16, below which MKL's kernels
+round differently) and its own random stream.
 """
 
 from __future__ import annotations

@@ -116,7 +116,8 @@ class VLLMSampler:
     def _transfer(self, module: nn.Module) -> str:
         from pipeline.backends.vllm_transfer import check_names, send_weights
 
-        check_names(module, self._tokenizer_directory)
+        if not self._engines:
+            check_names(module, self._tokenizer_directory)
         self._start_missing(self._tokenizer_directory)  # the base policy: the same architecture
         [engine] = self._engines
         try:
